@@ -1,0 +1,42 @@
+# make demo: train examples/gpt.py with two workers for about a minute.   make test: everything CI runs.
+# Both need Python 3.11 or newer and make; all else is installed into .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: setup demo test check format bench exact clean
+
+# The file is made last: a setup that was cut short starts again, one that is done is instant.
+setup: .venv/.done
+.venv/.done: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/shoal train examples/gpt.py --workers 2
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+check: test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# What a training step costs through shoal, beside a bare PyTorch loop and bare DDP. About 5 minutes.
+bench: setup
+	$(BIN)/shoal bench step
+
+# The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
+exact: setup
+	$(BIN)/pytest tests/training/test_exactness.py --full-size --quiet
+
+clean:
+	rm -rf .venv runs dist

@@ -1,0 +1,172 @@
+"""What people call from Python; the verbs of the command line call the same."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from torch.distributed import Store
+
+from shoal.comm.rank import ALONE, Rank, read_rank
+from shoal.comm.store import connect
+from shoal.core.errors import ConfigError, ShoalError, Stopped
+from shoal.core.events import EventLog
+from shoal.core.run_folder import RunFolder
+from shoal.core.toml import read_toml
+from shoal.launch.cause import find_cause
+from shoal.launch.local import Watch, launch_local
+from shoal.launch.worker_command import worker_command
+from shoal.report.live import LiveView
+from shoal.report.page import write_page
+from shoal.report.summary import Summary, summarize
+from shoal.spec.job import Job
+from shoal.spec.plan import Mesh, Plan
+from shoal.training.jobfile import load_job
+from shoal.training.loop import train_all
+from shoal.training.prepare import prepare_run
+from shoal.training.run import Run, open_run
+from shoal.training.worker import report_error
+
+
+def train(
+    job: Job,
+    *,
+    workers: int | None = None,
+    plan: Plan | str | Path | None = None,
+    steps: int | None = None,
+    name: str | None = None,
+    runs: str | Path = "runs",
+) -> Summary:
+    """Train `job` and return what came of it.
+
+    One worker trains in this process. More are started on this machine, and read the job from the script that called:
+    it must be a variable of that script. Under torchrun or srun, this process is one of the workers they started.
+    """
+    job = job.with_steps(steps)
+    plan = _resolve(plan, workers)
+    if read_rank() is None and plan.workers > 1:
+        file, variable = _origin(job)
+        return launch(job, plan, file=file, variable=variable, name=name, runs=Path(runs), console=_console())
+    with start(job, plan=plan, name=name, runs=runs) as run, _view(run) as view:
+        train_all(run, on_step=view.poll)
+    return summarize(run.folder)
+
+
+def train_file(file: Path, plan: Plan, *, steps: int | None, name: str | None, runs: Path, console: Console) -> Summary:
+    """Train the job in `file` under `plan`: by workers started here, or as one that torchrun or srun started."""
+    job = load_job(file).with_steps(steps)
+    if read_rank() is None:
+        return launch(job, plan, file=file, variable="job", name=name, runs=runs, console=console)
+    return train(job, plan=plan, name=name, runs=runs)
+
+
+@contextmanager
+def start(
+    job: Job, *, plan: Plan | str | Path | None = "auto", name: str | None = None, runs: str | Path = "runs"
+) -> Iterator[Run]:
+    """Be a worker of a run of `job`, with a loop of your own. Called by every worker.
+
+    "auto" plans plain data parallelism over the workers that torchrun or srun started; without them, there is one.
+    """
+    rank = read_rank() or ALONE
+    plan = _resolve(plan, None)
+    store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+    folder = _agree_on_folder(job, plan, rank, store, name=name, runs=Path(runs))
+    log = EventLog(folder.events_of(rank.index))
+    status, message = "stopped", ""
+    try:
+        with open_run(job, folder, rank=rank, store=store, log=log) as run:
+            yield run
+        status = "done"
+    except Exception as error:
+        status, message = "failed", str(error)
+        report_error(error, log)
+        raise
+    finally:
+        log.close()
+        if rank.index == 0:
+            _conclude(folder, status, message)
+
+
+def launch(
+    job: Job, plan: Plan, *, file: Path, variable: str, name: str | None, runs: Path, console: Console
+) -> Summary:
+    """Train `job`, which `file` holds in `variable`, by worker processes on this machine, and show how it goes."""
+    folder = prepare_run(job, plan, file=file, variable=variable, runs=runs, name=name, say=console.print)
+    status, message = "failed", ""
+    try:
+        with LiveView(folder, steps=job.total_steps, unit=job.unit, console=console) as view:
+            watch = Watch(on_line=lambda rank, line: view.print(f"[worker {rank}] {line}"), on_tick=view.poll)
+            command = worker_command(folder.path)
+            workers = launch_local(command, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch)
+        cause = find_cause(folder, workers)
+        if cause is not None:
+            raise cause
+        status = "done"
+    except ShoalError as error:
+        status, message = "stopped" if isinstance(error, Stopped) else "failed", str(error)
+        raise
+    finally:
+        _conclude(folder, status, message)
+    return summarize(folder)
+
+
+def _conclude(folder: RunFolder, status: str, message: str) -> None:
+    folder.write_result(status, message)
+    write_page(folder)
+
+
+def _resolve(plan: Plan | str | Path | None, workers: int | None) -> Plan:
+    """Return the plan that was asked for: itself, from a file, or plain data parallelism over the workers."""
+    if isinstance(plan, Plan):
+        return plan
+    if plan is not None and plan != "auto":
+        return read_toml(Plan, Path(plan))
+    rank = read_rank()
+    return Plan(mesh=Mesh(replicate=workers or (rank.workers if rank else 1)))
+
+
+def _agree_on_folder(
+    job: Job, plan: Plan, rank: Rank, store: Store | None, *, name: str | None, runs: Path
+) -> RunFolder:
+    """Worker 0 makes the run folder and tells the others where it is. Called by every worker."""
+    if plan.workers != rank.workers:
+        raise ConfigError(
+            f"the plan has {plan.workers} workers, but this script was started as {rank.workers}. "
+            f"Start it with: torchrun --nproc-per-node {plan.workers} {Path(sys.argv[0]).name}"
+        )
+    if rank.index == 0:
+        folder = prepare_run(job, plan, file=_main_file(), runs=runs, name=name, say=_console().print)
+        if store is not None:
+            store.set("run", str(folder.path.resolve()))
+        return folder
+    assert store is not None
+    return RunFolder.open(Path(store.get("run").decode()))
+
+
+def _origin(job: Job) -> tuple[Path, str]:
+    """Return the script that was started and the name of its variable that holds `job`."""
+    main = sys.modules["__main__"]
+    names = [name for name, value in vars(main).items() if value is job]
+    file = _main_file()
+    if file is None or not names:
+        raise ConfigError(
+            "several workers read the job from the script that was started: keep it in a variable at the top level of "
+            "that script (job = shoal.Job(...)), or train with workers=1."
+        )
+    return file, names[0]
+
+
+def _main_file() -> Path | None:
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file) if file else None
+
+
+def _view(run: Run) -> LiveView:
+    console = _console() if run.rank.index == 0 else Console(quiet=True)
+    return LiveView(run.folder, steps=run.job.total_steps, unit=run.job.unit, console=console)
+
+
+def _console() -> Console:
+    return Console(stderr=True)

@@ -1,0 +1,1 @@
+"""shoal measured beside its peers."""

@@ -1,0 +1,65 @@
+"""The command `shoal`: finds the verb, runs it, and turns what went wrong into one sentence and an exit code."""
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+
+import shoal
+from shoal.cli import bench, report, train, worker
+from shoal.core.errors import ShoalError, WorkerFailed
+
+VERBS = {"train": train, "report": report, "bench": bench, "worker": worker}
+
+_ABOUT = """\
+Takes an ordinary PyTorch model from one process to many machines.
+The number of workers changes how fast you train, never what you train.
+"""
+
+_EXAMPLE = """\
+example:
+  shoal train examples/gpt.py --workers 2      train with two workers on this machine
+  shoal report runs/gpt-1                      see where the time went
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 2 a user's mistake, 1 ours, 75 stopped on request."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except ShoalError as error:
+        return _fail(error, as_json=arguments.json)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: `shoal ... | head`
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(WorkerFailed(f"{type(error).__name__}: {error}"), as_json=arguments.json)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every verb; building it imports no torch."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="shoal", description=_ABOUT, epilog=_EXAMPLE, formatter_class=form)
+    parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        about = {"help": verb.ABOUT} if verb.ABOUT else {}  # a verb without a description is not for people
+        sub = verbs.add_parser(name, description=verb.ABOUT, epilog=verb.EXAMPLE, formatter_class=form, **about)
+        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
+        sub.set_defaults(run=verb.run)
+        verb.add_arguments(sub)
+    return parser
+
+
+def _fail(error: ShoalError, *, as_json: bool) -> int:
+    if isinstance(error, WorkerFailed) and error.details:
+        print(error.details.rstrip(), file=sys.stderr)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
+    return error.exit_code

@@ -1,0 +1,54 @@
+"""The group of all workers: joining it, leaving it, and the few collectives the rest of shoal needs."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shoal.comm.rank import Rank
+
+
+@contextmanager
+def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Be in the group of all workers for the length of a `with` block. Called by every worker.
+
+    A worker alone has no group. On an error inside, the group is given up at once, without waiting for the others.
+    """
+    if store is None:
+        yield
+        return
+    if rank.local_workers == rank.workers:  # one node: nothing need listen beyond loopback
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    dist.init_process_group(
+        backend=_backend(rank, device),
+        store=dist.PrefixStore("group", store),
+        rank=rank.index,
+        world_size=rank.workers,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def all_reduce_sum(tensor: torch.Tensor) -> dist.Work:
+    """Start summing `tensor` over all workers, in place; after `.wait()` on what is returned, the sum is there."""
+    work: dist.Work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True)
+    return work
+
+
+def barrier() -> None:
+    """Wait until every worker is here."""
+    dist.barrier()
+
+
+def _backend(rank: Rank, device: torch.device) -> str:
+    """NCCL where each worker of the node has a GPU of its own; it refuses to share one, Gloo does not."""
+    if device.type == "cuda" and rank.local_workers <= torch.cuda.device_count():
+        return "cuda:nccl,cpu:gloo"
+    return "gloo"

@@ -1,0 +1,1 @@
+"""The lowest room: errors, units, files, TOML, events and the run folder."""

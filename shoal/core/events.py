@@ -1,0 +1,73 @@
+"""The event log of one worker: a file of JSON lines, each written whole.
+
+The kinds of line, by their `kind`:
+
+    start   pid, host                                the worker is up
+    step    step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
+    eval    step, metrics                            worker 0 only
+    log     step, values                             what the user logged
+    error   type, message, traceback, exit_code      the worker's last words
+    end     step, peak_bytes                         the worker finished
+
+Each line also has `time` (seconds since 1970). `loss` is the mean over the global batch, the same on every worker;
+`part_loss` the mean over this worker's part, which weighs `weight` of the batch's `batch_weight`. A loss that is not
+finite is written as null.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STEP_PARTS = ("data_s", "forward_s", "backward_s", "comm_s", "optimizer_s")
+
+
+class EventLog:
+    """Appends events to a file; every event is one write, so a crash can cut only the last line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event."""
+        line = json.dumps({"kind": kind, "time": round(time.time(), 4), **fields}, allow_nan=False)
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class EventReader:
+    """Reads a growing event log: each call of `poll` returns the events written since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.damaged_lines = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return the new whole events; a line still being written is left for the next call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return list(self._parse(whole))
+
+    def _parse(self, data: bytes) -> Iterator[dict[str, Any]]:
+        for line in data.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                self.damaged_lines += 1
+                continue
+            if isinstance(event, dict) and "kind" in event:
+                yield event
+            else:
+                self.damaged_lines += 1

@@ -1,0 +1,89 @@
+"""The run folder: every path of a run, and nothing else. It is the only thing that launch, train and report share.
+
+runs/NAME/
+  run.toml            name, command, versions, host
+  job.toml            where the job came from and its numbers
+  plan.toml           how it was run, with what that was predicted to cost
+  cluster.toml        what it was run on
+  code/               the job file as it was
+  events/rank-N.jsonl one line a step and worker (see events.py)
+  tensorboard/        scalars from worker 0
+  result.json         how it ended
+  report.html         the page about it
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.core.files import write_whole
+
+
+class RunFolder:
+    """The paths of one run; what each file holds stands above."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.run_toml = path / "run.toml"
+        self.job_toml = path / "job.toml"
+        self.plan_toml = path / "plan.toml"
+        self.cluster_toml = path / "cluster.toml"
+        self.code = path / "code"
+        self.events = path / "events"
+        self.tensorboard = path / "tensorboard"
+        self.result_json = path / "result.json"
+        self.report_html = path / "report.html"
+
+    def events_of(self, rank: int) -> Path:
+        """Return the event log of worker `rank`."""
+        return self.events / f"rank-{rank}.jsonl"
+
+    @classmethod
+    def create(cls, runs: Path, name: str | None, stem: str) -> "RunFolder":
+        """Make the folder `runs/NAME`; without a name, the first of `stem-1`, `stem-2`, ... that is free."""
+        if name is not None and (not name or Path(name).name != name):
+            raise ConfigError(f"a run's name is one folder name, not {name!r}.")
+        try:
+            path = _make(runs / name) if name else _make_numbered(runs, stem)
+            (path / "events").mkdir()
+            (path / "code").mkdir()
+        except FileExistsError:
+            raise ConfigError(f"{runs / (name or stem)} exists already. Choose another --name, or remove it.") from None
+        except OSError as error:
+            raise ConfigError(f"no run folder can be made in {runs}: {error}.") from None
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Return the run at `path`, which must exist."""
+        if not (path / "run.toml").is_file():
+            raise ConfigError(f"{path} is not a run folder (it has no run.toml).")
+        return cls(path)
+
+    def write_result(self, status: str, message: str = "") -> None:
+        """Record how the run ended: done, failed or stopped."""
+        write_whole(self.result_json, json.dumps({"status": status, "message": message}) + "\n")
+
+    def read_result(self) -> dict[str, Any]:
+        """Return how the run ended; a run that was cut off, or still goes on, has status 'unfinished'."""
+        try:
+            result = json.loads(self.result_json.read_text())
+        except (OSError, ValueError):
+            return {"status": "unfinished", "message": ""}
+        return result if isinstance(result, dict) else {"status": "unfinished", "message": ""}
+
+
+def _make(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _make_numbered(runs: Path, stem: str) -> Path:
+    for number in range(1, 1_000_000):
+        try:
+            return _make(runs / f"{stem}-{number}")
+        except FileExistsError:
+            continue
+    raise ConfigError(f"{runs} holds a million runs of {stem}; give this one a --name.")

@@ -1,0 +1,146 @@
+"""A loader over any map-style dataset: each step's part of the global batch, loaded ahead in the background."""
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from shoal.core.errors import DataError
+from shoal.data.order import Indices, Permutation
+from shoal.data.partition import GlobalBatch, cut, global_batch
+
+
+@dataclass(frozen=True)
+class Part:
+    """One worker's part of one global batch."""
+
+    step: int
+    """Which step it is for, from 1."""
+    epoch: int
+    samples: tuple[int, ...]
+    """The numbers of its samples in the dataset."""
+    batch_samples: int
+    """How many samples the global batch has."""
+    batch: Any
+    """The samples, collated; None where the part is empty, as a last, partial batch may leave it."""
+
+
+class Loader:
+    """Iterates over the parts of worker `index`, from step `first_step` to `last_step`."""
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        batch_size: int,
+        shares: Sequence[float],
+        index: int,
+        last_step: int,
+        first_step: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        collate: Callable[[list[Any]], Any] | None = None,
+        ahead: int = 2,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._data = data
+        self._batch_size = batch_size
+        self._shares = shares
+        self._index = index
+        self._steps = range(first_step, last_step + 1)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._collate = collate or default_collate
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+
+    def __iter__(self) -> Iterator[Part]:
+        """Yield the parts in order, `ahead` of them loaded in advance by a thread that ends with the iteration."""
+        parts: queue.Queue[Part | BaseException | None] = queue.Queue(maxsize=self._ahead)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._fill, args=(parts, stop), name="shoal-loader", daemon=True)
+        thread.start()
+        try:
+            while (part := self._next(parts)) is not None:
+                if isinstance(part, BaseException):
+                    raise part
+                yield part
+        finally:
+            stop.set()
+            _drain(parts)
+            thread.join(timeout=10)  # a dataset stuck in I/O must not keep the worker from ending
+
+    def _next(self, parts: "queue.Queue[Part | BaseException | None]") -> Part | BaseException | None:
+        try:
+            return parts.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise DataError(
+                f"the dataset has delivered nothing to worker {self._index} for {self._timeout_s:g} s (timeout_s)."
+            ) from None
+
+    def _fill(self, parts: "queue.Queue[Part | BaseException | None]", stop: threading.Event) -> None:
+        try:
+            for part in self._load():
+                if not _put(parts, part, stop):
+                    return
+            _put(parts, None, stop)
+        except BaseException as error:  # whatever it is, it belongs to the worker, not to this thread
+            _put(parts, error, stop)
+
+    def _load(self) -> Iterator[Part]:
+        permutation, epoch = None, -1
+        for step in self._steps:
+            where = global_batch(step - 1, num_samples=len(self._data), batch_size=self._batch_size)
+            if where.epoch != epoch and self._shuffle:
+                permutation, epoch = Permutation(len(self._data), seed=self._seed, epoch=where.epoch), where.epoch
+            positions = self._positions(where)
+            samples = (permutation(positions) if permutation else positions).tolist()
+            batch = self._fetch(samples, step) if samples else None
+            yield Part(step, where.epoch, tuple(samples), where.num_samples, batch)
+
+    def _positions(self, where: GlobalBatch) -> Indices:
+        bounds = cut(where.num_samples, self._shares)
+        return np.arange(where.first + bounds[self._index], where.first + bounds[self._index + 1], dtype=np.int64)
+
+    def _fetch(self, samples: list[int], step: int) -> Any:
+        if hasattr(self._data, "__getitems__"):
+            items = self._guarded(self._data.__getitems__, samples, _listed(samples), step)
+        else:
+            items = [self._guarded(self._data.__getitem__, i, f"sample {i}", step) for i in samples]
+        return self._guarded(self._collate, items, f"the batch of {_listed(samples)}", step)
+
+    def _guarded(self, load: Callable[[Any], Any], argument: Any, what: str, step: int) -> Any:
+        try:
+            return load(argument)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise DataError(
+                f"{what} cannot be loaded for step {step} on worker {self._index}: "
+                f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})."
+            ) from error
+
+
+def _put(parts: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
+    """Put `item` and return True, or return False when the iteration has ended meanwhile."""
+    while not stop.is_set():
+        try:
+            parts.put(item, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _drain(parts: "queue.Queue[Any]") -> None:
+    while not parts.empty():
+        parts.get_nowait()
+
+
+def _listed(samples: list[int]) -> str:
+    shown = ", ".join(map(str, samples[:8]))
+    return f"samples {shown}" + (f" and {len(samples) - 8} more" if len(samples) > 8 else "")

@@ -1,0 +1,1 @@
+"""(run folder) -> processes."""

@@ -1,0 +1,1 @@
+"""One technique a file, each on torch's own engine."""

@@ -1,0 +1,1 @@
+"""What a plan costs: pure arithmetic, no torch."""

@@ -1,0 +1,110 @@
+"""The plots of a page as Plotly specs, {data, layout}, built by hand: importing plotly would cost more than the page.
+
+Colours are the page's CSS variables, written var(--name); the page's script puts in their values, light or dark.
+"""
+
+from typing import Any
+
+from shoal.report.summary import Summary
+from shoal.report.verdict import PART_NAMES
+
+MOST_POINTS = 1000
+# Up to so many steps, each is drawn as a mark or a bar of its own; beyond, as a line or an area.
+_FEW_STEPS = 60
+
+_HOVER = "%{y:.4g}<extra>%{fullData.name}</extra>"
+
+
+def loss_figure(summary: Summary) -> dict[str, Any]:
+    """Return the loss over steps, with the evaluations' losses as points."""
+    shown = thin(summary.losses)
+    training = {
+        "type": "scatter",
+        "name": "training",
+        "x": [summary.step_numbers[i] for i in shown],
+        "y": [summary.losses[i] for i in shown],
+        "mode": "lines+markers" if len(shown) <= _FEW_STEPS else "lines",
+        "line": {"color": "var(--backward)", "width": 1.6},
+        "marker": {"size": 5},
+        "hovertemplate": _HOVER,
+    }
+    evals = [(step, metrics["loss"]) for step, metrics in summary.evals if metrics.get("loss") is not None]
+    evaluation = {
+        "type": "scatter",
+        "name": "evaluation",
+        "x": [step for step, _ in evals],
+        "y": [loss for _, loss in evals],
+        "mode": "markers",
+        "marker": {"color": "var(--communication)", "size": 9, "symbol": "diamond"},
+        "hovertemplate": _HOVER,
+    }
+    layout = _layout("loss") | {"showlegend": bool(evals)}
+    return {"data": [training, evaluation] if evals else [training], "layout": layout}
+
+
+def split_figure(summary: Summary) -> dict[str, Any]:
+    """Return the parts of a step over steps, stacked, in milliseconds: the mean over the workers."""
+    buckets = _buckets(len(summary.split), MOST_POINTS)
+    steps = [summary.step_numbers[bucket[0]] for bucket in buckets]
+    parts_ms = [_mean_ms(summary, bucket) for bucket in buckets]
+    kind = _bars if len(buckets) <= _FEW_STEPS else _areas
+    columns = zip(*parts_ms, strict=True)
+    data = [kind(name, steps, column) for name, column in zip(PART_NAMES.values(), columns, strict=True)]
+    # The first steps may be many times longer: they may leave the top of the plot, the others may not.
+    steady = [sum(parts) for parts in parts_ms[summary.warm_up_steps :]] or [1.0]
+    layout = _layout("milliseconds") | {"barmode": "stack", "bargap": 0.15, "showlegend": False}
+    layout["yaxis"] |= {"range": [0, 1.1 * max(steady)]}
+    return {"data": data, "layout": layout}
+
+
+def thin(values: tuple[float | None, ...], most: int = MOST_POINTS) -> list[int]:
+    """Return at most about `most` positions to draw, in order: of each stretch the least and the greatest, so that
+    no spike is lost, and one that is not finite, so that no gap is."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    chosen: set[int] = {0, len(values) - 1}
+    for stretch in _buckets(len(values), most // 2):
+        finite = [i for i in stretch if values[i] is not None]
+        chosen.update([i for i in stretch if values[i] is None][:1])
+        if finite:
+            chosen.add(min(finite, key=lambda i: values[i] or 0.0))
+            chosen.add(max(finite, key=lambda i: values[i] or 0.0))
+    return sorted(chosen)
+
+
+def _buckets(count: int, most: int) -> list[range]:
+    """Return range(count) cut into at most `most` stretches of nearly equal length."""
+    pieces = min(count, most)
+    return [range(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
+
+
+def _mean_ms(summary: Summary, bucket: range) -> list[float]:
+    columns = zip(*(summary.split[i] for i in bucket), strict=True)
+    return [round(1000 * sum(column) / len(bucket), 4) for column in columns]
+
+
+def _bars(name: str, steps: list[int], values: tuple[float, ...]) -> dict[str, Any]:
+    marker = {"color": f"var(--{name})"}
+    return {"type": "bar", "name": name, "x": steps, "y": values, "marker": marker, "hovertemplate": _HOVER}
+
+
+def _areas(name: str, steps: list[int], values: tuple[float, ...]) -> dict[str, Any]:
+    colour = f"var(--{name})"
+    look = {"mode": "lines", "stackgroup": "step", "line": {"width": 0, "color": colour}, "fillcolor": colour}
+    return {"type": "scatter", "name": name, "x": steps, "y": values, "hovertemplate": _HOVER} | look
+
+
+def _layout(y_title: str) -> dict[str, Any]:
+    axis = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}
+    spike = {"spikecolor": "var(--muted)", "spikethickness": -1, "spikedash": "solid"}  # negative: without a halo
+    return {
+        "font": {"family": "var(--font)", "size": 13, "color": "var(--muted)"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "hovermode": "x unified",
+        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom"},
+        "xaxis": axis | spike | {"title": {"text": "step"}, "showgrid": False},
+        "yaxis": axis | {"title": {"text": y_title}},
+    }

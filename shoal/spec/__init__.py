@@ -1,0 +1,1 @@
+"""The nouns as frozen dataclasses, validated when they are built."""

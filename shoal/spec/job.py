@@ -1,0 +1,113 @@
+"""Job: what to train."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.core.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train: a model, its loss, its optimizer, its data, and for how long.
+
+    The number of workers is not part of it: `batch_size` is global, and the gradient of a step is the mean over the
+    global batch, weighted by `weight`.
+    """
+
+    model: Callable[[], Any]
+    """Builds the model, an `nn.Module`. Called on every worker, and on fake tensors for planning."""
+    loss: Callable[[Any, Any], Any]
+    """`loss(output, batch)`: the mean over what `weight` counts, as a scalar tensor."""
+    optimizer: Callable[[Any], Any]
+    """`optimizer(parameters)`: builds a `torch.optim.Optimizer`."""
+    data: Any
+    """A map-style dataset: `len(data)` and `data[i]`, or `data.__getitems__([i, ...])` where it has one."""
+    batch_size: int
+    """Samples in a global batch."""
+    steps: int | None = None
+    """How many optimizer steps to train; or give `epochs`."""
+    epochs: int | None = None
+    """How many times to see each sample; or give `steps`."""
+    inputs: Callable[[Any], Any] | None = None
+    """What of a batch the model is called with: a tensor, a tuple (by position) or a dict (by keyword).
+    Without it, the first item of a tuple or list batch, otherwise the whole batch."""
+    weight: Callable[[Any], Any] | None = None
+    """`weight(batch)`: what the loss is a mean over, as a number. Without it, the number of samples."""
+    unit: str = "samples"
+    """What `weight` counts: the word in "tokens/s"."""
+    schedule: Callable[[Any], Any] | None = None
+    """`schedule(optimizer)`: builds a learning-rate scheduler, stepped once a step."""
+    clip_norm: float | None = None
+    """Clip the gradient of the whole model to this norm."""
+    eval_data: Any = None
+    """A map-style dataset to evaluate on, at the end and every `eval_every_steps`."""
+    eval_every_steps: int | None = None
+    """How often to evaluate. Without it, only at the end."""
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    """`{name: metric(output, batch)}`: each a mean over what `weight` counts; reported beside the loss."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Samples -> batch. Without it, torch's default_collate."""
+    shuffle: bool = True
+    """Whether the order of samples is a permutation, another one each epoch, or as they lie."""
+    seed: int = 0
+    """Decides the order of samples and the initial weights."""
+
+    def __new__(cls, **fields: Any) -> "Job":
+        """Refuse unknown fields with a suggestion, before dataclass's own TypeError does without."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"Job has no field {name!r}.{did_you_mean(name, known)}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "optimizer"):
+            self._check(name, callable(getattr(self, name)), "must be a function")
+        for name in ("inputs", "weight", "schedule", "collate"):
+            value = getattr(self, name)
+            self._check(name, value is None or callable(value), "must be a function or None")
+        for name in ("data", "eval_data"):
+            value = getattr(self, name)
+            self._check(name, (value is None and name != "data") or is_map_style(value), _MAP_STYLE)
+        self._check("batch_size", _is_positive_int(self.batch_size), "must be a whole number of at least 1")
+        for name in ("steps", "epochs", "eval_every_steps"):
+            value = getattr(self, name)
+            self._check(name, value is None or _is_positive_int(value), "must be a whole number of at least 1")
+        self._check("clip_norm", self.clip_norm is None or self.clip_norm > 0, "must be more than 0")
+        self._check("seed", isinstance(self.seed, int), "must be a whole number")
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError("a Job has either steps or epochs: give one of the two.")
+        if len(self.data) == 0:
+            raise ConfigError("Job.data is empty: there is nothing to train on.")
+
+    def _check(self, name: str, good: bool, rule: str) -> None:
+        if not good:
+            raise ConfigError(f"Job.{name} {rule}, not {getattr(self, name)!r}.")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one pass over the data, the last, partial one included."""
+        return -(-len(self.data) // self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps the job trains for, from `steps` or `epochs`."""
+        return self.steps if self.steps is not None else (self.epochs or 0) * self.steps_per_epoch
+
+    def with_steps(self, steps: int | None) -> "Job":
+        """Return the same job with another length; None leaves it as it is."""
+        return self if steps is None else dataclasses.replace(self, steps=steps, epochs=None)
+
+
+_MAP_STYLE = "must be a map-style dataset, with len() and [index]"
+
+
+def is_map_style(data: Any) -> bool:
+    """Return whether `data` has a length and can be indexed by sample number."""
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (str, bytes, dict))
+
+
+def _is_positive_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,1 @@
+"""How gradients meet, one mode a file."""

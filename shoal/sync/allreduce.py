@@ -1,0 +1,43 @@
+"""Gradients meet by all-reduce, in the buckets of torch's DistributedDataParallel, while backward still runs.
+
+Exactness costs no pass over the gradients: each worker scales its loss by (its weight / the weight of the global
+batch) before backward, so the plain sum over the workers is the weighted mean over the global batch. DDP's own
+division by the number of workers, which would be wrong for unequal parts, falls away.
+"""
+
+import time
+
+import torch
+from torch.distributed import GradBucket
+
+from shoal.comm.group import all_reduce_sum
+
+
+class AllReduce:
+    """The communication hook of DDP, and what it saw of the last step."""
+
+    def __init__(self) -> None:
+        self.last_bucket_time = 0.0
+        """When (perf_counter) the last bucket was ready: what backward takes after that is waiting for others."""
+
+    def hook(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start the sum of one bucket. Called by DDP during backward, on every worker, in the same order."""
+        self.last_bucket_time = time.perf_counter()
+        return all_reduce_sum(bucket.buffer()).get_future().then(_tensor)
+
+
+class PendingTotal:
+    """A number's sum over all workers, under way while the forward pass runs. Made by every worker once a step."""
+
+    def __init__(self, weight: float) -> None:
+        self._sum = torch.tensor([weight], dtype=torch.float64)
+        self._work = all_reduce_sum(self._sum)
+
+    def wait(self) -> float:
+        """Return the sum, once it is there."""
+        self._work.wait()
+        return float(self._sum.item())
+
+
+def _tensor(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
+    return future.value()[0]

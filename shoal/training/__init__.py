@@ -1,0 +1,1 @@
+"""One run from the inside: state, step, loop, metrics."""

@@ -1,0 +1,65 @@
+"""The main of a worker process: `python -m shoal worker RUN`. It never knows who started it."""
+
+import sys
+import traceback
+from pathlib import Path
+
+from shoal.comm.failure import is_peer_failure
+from shoal.comm.rank import ALONE, Rank, read_rank
+from shoal.comm.store import connect
+from shoal.core.errors import PeerLost, PlanError, ShoalError, WorkerFailed
+from shoal.core.events import EventLog
+from shoal.core.run_folder import RunFolder
+from shoal.core.toml import read_toml
+from shoal.spec.plan import Plan
+from shoal.spec.record import JobRecord
+from shoal.training.jobfile import load_job
+from shoal.training.loop import train_all
+from shoal.training.run import open_run
+
+
+def work(path: Path, *, is_watched: bool) -> int:
+    """Be one worker of the run at `path`, to its end, and return the exit code.
+
+    An error's last words go into the event log; where no launcher of ours watches that, to stderr as well.
+    """
+    folder = RunFolder.open(path)
+    rank = read_rank() or ALONE
+    log = EventLog(folder.events_of(rank.index))
+    try:
+        train_run(folder, rank=rank, log=log)
+    except Exception as error:
+        known = report_error(error, log)
+        if not is_watched:
+            traceback.print_exc() if isinstance(known, WorkerFailed) else print(known, file=sys.stderr)
+        return known.exit_code
+    finally:
+        log.close()
+    return 0
+
+
+def train_run(folder: RunFolder, *, rank: Rank, log: EventLog) -> None:
+    """Train the run in `folder` to its end, as worker `rank`. Called by every worker."""
+    plan, record = read_toml(Plan, folder.plan_toml), read_toml(JobRecord, folder.job_toml)
+    if plan.workers != rank.workers:
+        raise PlanError(f"the plan has {plan.workers} workers, but {rank.workers} were started. Start {plan.workers}.")
+    file = Path(record.file)
+    job = load_job(file, source=folder.code / file.name, variable=record.variable).with_steps(record.steps)
+    store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+    with open_run(job, folder, rank=rank, store=store, log=log) as run:
+        train_all(run)
+
+
+def report_error(error: Exception, log: EventLog) -> ShoalError:
+    """Write `error` to the event log and return it as what it means: itself, another worker's loss, or a failure."""
+    known = error if isinstance(error, ShoalError) else WorkerFailed(f"{type(error).__name__}: {error}")
+    if is_peer_failure(error):
+        known = PeerLost(f"another worker is gone: {error}")
+    is_ours = isinstance(known, WorkerFailed)
+    log.write(
+        "error",
+        type=type(error).__name__ if is_ours else type(known).__name__,
+        message=str(error if is_ours else known),
+        traceback=traceback.format_exc() if is_ours else "",
+    )
+    return known

@@ -1,0 +1,84 @@
+"""A pool of warm worker processes: multi-process tests without paying for torch's import in each of them."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from shoal.comm.rank import Rank
+
+_TIMEOUT_S = 240.0
+
+
+class RankPool:
+    """Runs functions as the workers of a group. The processes stay; each run has a rendezvous store of its own."""
+
+    def __init__(self) -> None:
+        self._members: list[tuple[Any, Connection]] = []
+
+    def run(self, function: Callable[..., Any], *, workers: int, **arguments: Any) -> list[Any]:
+        """Return what `function(rank, **arguments)` returns on each of `workers` workers.
+
+        An exception on one is raised here, with its traceback as text; the pool is then started afresh.
+        """
+        from shoal.comm.store import host_store
+
+        self._grow(workers)
+        store, port = host_store(host="127.0.0.1", timeout_s=_TIMEOUT_S)
+        members = self._members[:workers]
+        for index, (_, pipe) in enumerate(members):
+            rank = Rank(index, workers, index, workers, "127.0.0.1", port, store_is_hosted=True)
+            pipe.send((function, rank, arguments))
+        try:
+            answers = [_receive(pipe) for _, pipe in members]
+        except BaseException:
+            self.close()
+            raise
+        del store
+        return answers
+
+    def close(self) -> None:
+        """End every process of the pool."""
+        for process, pipe in self._members:
+            pipe.close()
+            process.kill()
+            process.join(10)
+        self._members = []
+
+    def _grow(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._members) < workers:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+
+class WorkerError(Exception):
+    """A worker of the pool raised; the message is its traceback."""
+
+
+def _receive(pipe: Connection) -> Any:
+    if not pipe.poll(_TIMEOUT_S):
+        raise TimeoutError(f"a worker of the pool has not answered for {_TIMEOUT_S:g} s")
+    is_good, answer = pipe.recv()
+    if not is_good:
+        raise WorkerError(answer)
+    return answer
+
+
+def _serve(pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, rank, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, function(rank, **arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
