@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["step", "start"], metavar="WHAT", help="step, or start")
     parser.add_argument("path", type=Path, metavar="PATH", help="a job file (step), or a run folder (start)")
     parser.add_argument("--workers", default="1,2", metavar="N,N", help="step: the numbers of workers (default: 1,2)")
-    parser.add_argument("--rounds", type=int, default=21, help="step: how often the two sides take turns (default: 21)")
-    parser.add_argument("--steps", type=int, default=3, help="step: how many steps a turn (default: 3)")
+    parser.add_argument("--rounds", type=int, default=61, help="step: how often the two sides take turns (default: 61)")
+    parser.add_argument("--steps", type=int, default=1, help="step: how many steps a turn (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ Three launchers are understood: shoal's own and torchrun (RANK, WORLD_SIZE, ...)
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,13 +86,10 @@ def _tasks_on_node(env: Mapping[str, str], *, default: int) -> int:
 
 
 def _first_host(env: Mapping[str, str]) -> str:
-    """Return the first host of a list like "gpu[03-05,09],login1" -> "gpu03"."""
+    """Return the first host of a list like "gpu[03-05,09]-a,login1" -> "gpu03-a"."""
     nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", ""))
-    prefix, bracket, rest = nodes.partition("[")
-    if not bracket or "," in prefix:
-        return prefix.split(",")[0]
-    first = rest.partition("]")[0].split(",")[0].split("-")[0]
-    return prefix + first
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)  # up to a comma outside of brackets
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
 def _port_of_step(env: Mapping[str, str]) -> int:

@@ -16,17 +16,18 @@ class Objective(nn.Module):
 
     `scale` is asked for after the forward pass, so that finding it out can take as long as that does.
 
-    The parameter `carrier` is a zero whose gradient is the scaled loss itself: it is summed over micro-batches and
-    over workers together with the other gradients, and what comes back is the loss of the global batch. Otherwise
-    every step would pay for one more message to know it.
+    With several workers, the parameter `carrier` is a zero whose gradient is the scaled loss itself: it is summed over
+    micro-batches and workers together with the other gradients, and what comes back is the loss of the global batch.
+    Otherwise every step would pay for one more message to know it.
     """
 
-    def __init__(self, model: nn.Module, job: Job) -> None:
+    def __init__(self, model: nn.Module, job: Job, *, workers: int) -> None:
         super().__init__()
         self.model = model
         self._job = job
         like = next(p for p in model.parameters() if p.requires_grad)
-        self.carrier = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
+        zero = torch.zeros((), dtype=like.dtype, device=like.device)
+        self.carrier = nn.Parameter(zero) if workers > 1 else None
 
     def forward(self, batch: Any, scale: Callable[[], float]) -> torch.Tensor:
         """Return the scaled loss of `batch`; for None, a zero that gives every parameter a gradient of zero."""
@@ -39,13 +40,15 @@ class Objective(nn.Module):
                 f"loss(output, batch) returned {_described(loss)}, not a scalar tensor: the mean of the batch."
             )
         scaled = loss * scale()
-        return scaled + self.carrier * scaled.detach()
+        return scaled if self.carrier is None else scaled + self.carrier * scaled.detach()
 
-    def take_loss(self) -> float:
-        """Return the loss that backward has gathered, and forget it."""
-        gradient = self.carrier.grad
+    def global_loss(self, losses: list[float]) -> float:
+        """Return the loss of the global batch: the carrier's, and without one that of the only worker's pieces."""
+        if self.carrier is None or self.carrier.grad is None:
+            return sum(losses)
+        loss = float(self.carrier.grad.item())
         self.carrier.grad = None
-        return 0.0 if gradient is None else float(gradient.item())
+        return loss
 
 
 def _described(value: Any) -> str:

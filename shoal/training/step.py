@@ -63,7 +63,7 @@ class Stepper:
         self._state, self._job, self._plan = state, job, plan
         self._rank, self._device, self._clock = rank, device, clock
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self._objective = Objective(state.model, job)
+        self._objective = Objective(state.model, job, workers=plan.workers)
         self._all_reduce = AllReduce()
         self._replica: Objective | DistributedDataParallel = self._objective
         if plan.workers > 1:
@@ -77,7 +77,7 @@ class Stepper:
         batch_weight = self._batch_weight(part, weight)
         losses = self._forward_backward(pieces, batch_weight)
         result = StepResult(
-            loss=self._objective.take_loss(),
+            loss=self._objective.global_loss(losses),
             part_loss=sum(losses) * batch_weight() / weight if weight else None,
             weight=weight,
             batch_weight=batch_weight(),

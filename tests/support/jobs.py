@@ -82,3 +82,35 @@ def padded(*, steps: int, batch_size: int = 8, only_padding: tuple[int, ...] = (
         steps=steps,
         shuffle=not only_padding,
     )
+
+
+def clipped(*, steps: int) -> Job:
+    """A regression with a schedule, and a norm so small that every step is clipped."""
+    return linear(
+        steps=steps,
+        clip_norm=0.05,
+        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5),
+    )
+
+
+def batch_norm(*, steps: int) -> Job:
+    """A model with a layer that looks at the whole batch."""
+    model = lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))  # noqa: E731
+    return linear(steps=steps, model=model)
+
+
+class Unused(nn.Module):
+    """A model that does not use all it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(5, 1)
+        self.spare = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def unused(*, steps: int) -> Job:
+    """A job whose model has parameters that take no part in the loss."""
+    return linear(steps=steps, model=Unused)
