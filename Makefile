@@ -30,9 +30,12 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What a training step costs through shoal, beside a bare PyTorch loop and bare DDP. About 5 minutes.
+# What a training step costs through shoal, beside a bare PyTorch loop and bare DDP; and the instant verbs. 5 minutes.
 bench: setup
-	$(BIN)/shoal bench step
+	$(BIN)/shoal bench step examples/gpt.py
+	$(BIN)/shoal bench step examples/digits.py --steps 20
+	$(BIN)/shoal train examples/digits.py --steps 50 --runs runs/bench --json > /dev/null
+	$(BIN)/shoal bench start "runs/bench/$$(ls -t runs/bench | head -n 1)"
 
 # The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
 exact: setup

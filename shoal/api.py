@@ -48,9 +48,7 @@ def train(
     if read_rank() is None and plan.workers > 1:
         file, variable = _origin(job)
         return launch(job, plan, file=file, variable=variable, name=name, runs=Path(runs), console=_console())
-    with start(job, plan=plan, name=name, runs=runs) as run, _view(run) as view:
-        train_all(run, on_step=view.poll)
-    return summarize(run.folder)
+    return _train_here(job, plan, file=_main_file(), name=name, runs=Path(runs))
 
 
 def train_file(file: Path, plan: Plan, *, steps: int | None, name: str | None, runs: Path, console: Console) -> Summary:
@@ -58,7 +56,13 @@ def train_file(file: Path, plan: Plan, *, steps: int | None, name: str | None, r
     job = load_job(file).with_steps(steps)
     if read_rank() is None:
         return launch(job, plan, file=file, variable="job", name=name, runs=runs, console=console)
-    return train(job, plan=plan, name=name, runs=runs)
+    return _train_here(job, plan, file=file, name=name, runs=runs)
+
+
+def _train_here(job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path) -> Summary:
+    with _joined(job, plan, file=file, name=name, runs=runs) as run, _view(run) as view:
+        train_all(run, on_step=view.poll)
+    return summarize(run.folder)
 
 
 @contextmanager
@@ -69,10 +73,15 @@ def start(
 
     "auto" plans plain data parallelism over the workers that torchrun or srun started; without them, there is one.
     """
+    with _joined(job, _resolve(plan, None), file=_main_file(), name=name, runs=Path(runs)) as run:
+        yield run
+
+
+@contextmanager
+def _joined(job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path) -> Iterator[Run]:
     rank = read_rank() or ALONE
-    plan = _resolve(plan, None)
     store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
-    folder = _agree_on_folder(job, plan, rank, store, name=name, runs=Path(runs))
+    folder = _agree_on_folder(job, plan, rank, store, file=file, name=name, runs=runs)
     log = EventLog(folder.events_of(rank.index))
     status, message = "stopped", ""
     try:
@@ -128,7 +137,7 @@ def _resolve(plan: Plan | str | Path | None, workers: int | None) -> Plan:
 
 
 def _agree_on_folder(
-    job: Job, plan: Plan, rank: Rank, store: Store | None, *, name: str | None, runs: Path
+    job: Job, plan: Plan, rank: Rank, store: Store | None, *, file: Path | None, name: str | None, runs: Path
 ) -> RunFolder:
     """Worker 0 makes the run folder and tells the others where it is. Called by every worker."""
     if plan.workers != rank.workers:
@@ -137,7 +146,7 @@ def _agree_on_folder(
             f"Start it with: torchrun --nproc-per-node {plan.workers} {Path(sys.argv[0]).name}"
         )
     if rank.index == 0:
-        folder = prepare_run(job, plan, file=_main_file(), runs=runs, name=name, say=_console().print)
+        folder = prepare_run(job, plan, file=file, runs=runs, name=name, say=_console().print)
         if store is not None:
             store.set("run", str(folder.path.resolve()))
         return folder

@@ -116,10 +116,11 @@ def test_an_own_loop_runs_under_torchrun_and_so_does_the_worker_of_a_run(tmp_pat
 def test_shoal_train_under_torchrun_is_one_of_its_workers(tmp_path: Path) -> None:
     file = job_file(tmp_path)
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    python(tmp_path, *torchrun, "-m", "shoal", "train", str(file), "--name", "t")
+    printed = python(tmp_path, *torchrun, "-m", "shoal", "train", str(file))
+    assert printed.count("Trained 6 steps on 2 workers") == 1, "the first worker speaks for all"
     expected = shoal.train(_job(file), runs=tmp_path, name="alone").losses
-    assert losses_of(tmp_path / "runs/t") == pytest.approx(list(expected), rel=1e-5)
-    assert json.loads((tmp_path / "runs/t/result.json").read_text())["status"] == "done"
+    assert losses_of(tmp_path / "runs/tiny-1") == pytest.approx(list(expected), rel=1e-5)
+    assert json.loads((tmp_path / "runs/tiny-1/result.json").read_text())["status"] == "done"
 
 
 def _job(file: Path) -> shoal.Job:

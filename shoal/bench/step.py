@@ -34,7 +34,7 @@ def bench_step(file: Path, *, workers: int, rounds: int, steps: int) -> dict[str
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     """Return the step times of both sides and their ratio, from the seconds of each round."""
     ratios = [ours / bare for ours, bare in zip(times["shoal"], times["bare"], strict=True)]
-    low, high = interval(ratios)
+    low, high = median_bounds(ratios)
     return {
         "bare_step_s": statistics.median(times["bare"]),
         "shoal_step_s": statistics.median(times["shoal"]),
@@ -45,7 +45,7 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def interval(values: list[float]) -> tuple[float, float]:
+def median_bounds(values: list[float]) -> tuple[float, float]:
     """Return bounds that hold the true median of `values` 95 times in 100, by resampling them."""
     chance = random.Random(0)  # noqa: S311  not for secrets; seeded, so that a figure can be computed again
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(1000))

@@ -22,6 +22,7 @@ from shoal.core.run_folder import RunFolder
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan
+from shoal.training.batch import to_device
 from shoal.training.jobfile import load_job
 from shoal.training.run import Run
 
@@ -39,6 +40,7 @@ def main(file: str, folder: str, rounds: str, steps: str) -> None:
     with joined(rank, store, device=device, timeout_s=60):
         sides = {"bare": bare_steps(job, rank, device), "shoal": shoal_steps(job, rank, device, Path(folder))}
         times = take_turns(sides, rounds=int(rounds), steps=int(steps), wait=barrier if store else lambda: None)
+        sides.clear()  # and with them DDP, before the group ends
         if rank.index == 0:
             write_whole(Path(folder) / "times.json", json.dumps(times))
 
@@ -68,7 +70,7 @@ def bare_steps(job: Job, rank: Rank, device: torch.device) -> Iterator[None]:
     optimizer = job.optimizer(list(model.parameters()))
     schedule = job.schedule(optimizer) if job.schedule else None
     replica: nn.Module = DistributedDataParallel(model) if rank.workers > 1 else model
-    for batch in _bare_batches(job, rank):
+    for batch in (to_device(batch, device) for batch in _bare_batches(job, rank)):
         loss = job.loss(call_model(replica, job, batch), batch)
         optimizer.zero_grad()
         loss.backward()

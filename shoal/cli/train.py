@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError, PlanError
 from shoal.core.toml import read_toml
 from shoal.spec.plan import Batch, Mesh, Plan
@@ -51,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     summary = train_file(
         file, plan, steps=arguments.steps, name=arguments.name, runs=arguments.runs, console=Console(stderr=True)
     )
+    if _is_echo():
+        return 0
     if arguments.json:
         print(json.dumps(summary.as_json(), allow_nan=False))
     else:
@@ -82,10 +85,14 @@ def _first_given(flag: int | None, planned: int | None) -> int | None:
 
 
 def _launched_workers() -> int | None:
-    from shoal.comm.rank import read_rank
-
     rank = read_rank()
     return rank.workers if rank else None
+
+
+def _is_echo() -> bool:
+    """Return whether this is a worker of torchrun or srun that is not the first: the first speaks for all."""
+    rank = read_rank()
+    return rank is not None and rank.index > 0
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -1,6 +1,8 @@
 """`shoal worker`: what launchers start; not for people."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from shoal.launch.worker_command import die_with_parent
@@ -23,4 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
         die_with_parent(arguments.parent)
     from shoal.training.worker import work
 
-    return work(arguments.run_folder, is_watched=arguments.parent is not None)
+    code = work(arguments.run_folder, is_watched=arguments.parent is not None)
+    if code != 0:
+        # Without Python's own way out, which waits for threads that may wait for a worker that is gone: the sockets
+        # close at once, and the others learn of it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -5,7 +5,7 @@ batch) before backward, so the plain sum over the workers is the weighted mean o
 division by the number of workers, which would be wrong for unequal parts, falls away.
 """
 
-import time
+from collections.abc import Callable
 
 import torch
 from torch.distributed import GradBucket
@@ -14,15 +14,17 @@ from shoal.comm.group import all_reduce_sum
 
 
 class AllReduce:
-    """The communication hook of DDP, and what it saw of the last step."""
+    """The communication hook of DDP. It calls `on_bucket` when a bucket of gradients is ready to be sent.
 
-    def __init__(self) -> None:
-        self.last_bucket_time = 0.0
-        """When (perf_counter) the last bucket was ready: what backward takes after that is waiting for others."""
+    After the last bucket, all that backward still does is wait for the others.
+    """
+
+    def __init__(self, on_bucket: Callable[[], None]) -> None:
+        self._on_bucket = on_bucket
 
     def hook(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the sum of one bucket. Called by DDP during backward, on every worker, in the same order."""
-        self.last_bucket_time = time.perf_counter()
+        self._on_bucket()
         return all_reduce_sum(bucket.buffer()).get_future().then(_tensor)
 
 

@@ -1,6 +1,8 @@
 """Where the time of a step goes."""
 
+import itertools
 import time
+from typing import Any
 
 import torch
 
@@ -9,44 +11,46 @@ class StepClock:
     """Adds up the seconds between marks, by name. On a GPU the marks are events in its stream, read after the step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._seconds: dict[str, float] = {}
-        self._events: list[tuple[str, torch.cuda.Event]] = []
-        self._last = time.perf_counter()
+        self._now = _gpu_event if device.type == "cuda" else time.perf_counter
+        self._marks: list[tuple[str, Any]] = []
+        self._noted: Any = None
 
     def restart(self) -> None:
         """Forget all marks; the next one counts from here."""
-        self._seconds = {}
-        self._events = []
-        self._last = time.perf_counter()
-        if self._on_gpu:
-            self._record("")
+        self._marks = [("", self._now())]
+        self._noted = None
 
     def mark(self, name: str) -> None:
         """Count the time since the last mark as `name`."""
-        if self._on_gpu:
-            self._record(name)
-            return
-        now = time.perf_counter()
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
-        self._last = now
+        self._marks.append((name, self._now()))
 
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Count `seconds` of what was counted as `source` as `target` instead."""
-        seconds = min(seconds, self._seconds.get(source, 0.0))
-        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
-        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+    def note(self) -> None:
+        """Remember this moment for `mark_noted`; a later note takes its place."""
+        self._noted = self._now()
+
+    def mark_noted(self, before: str, after: str) -> None:
+        """Count the time since the last mark as `before` up to the noted moment, and as `after` from there on."""
+        if self._noted is not None:
+            self._marks.append((before, self._noted))
+            self._noted = None
+        self.mark(after)
 
     def read(self) -> dict[str, float]:
         """Return the seconds by name. On a GPU, waits for the last mark."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            for (_, before), (name, after) in zip(self._events, self._events[1:], strict=False):
-                self._seconds[name] = self._seconds.get(name, 0.0) + before.elapsed_time(after) / 1e3
-            self._events = []
-        return self._seconds
+        seconds: dict[str, float] = {}
+        for (_, begin), (name, end) in itertools.pairwise(self._marks):
+            seconds[name] = seconds.get(name, 0.0) + _seconds_between(begin, end)
+        return seconds
 
-    def _record(self, name: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.append((name, event))
+
+def _gpu_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _seconds_between(begin: Any, end: Any) -> float:
+    if isinstance(begin, torch.cuda.Event):
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    return float(end - begin)

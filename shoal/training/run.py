@@ -110,8 +110,9 @@ class Run:
         self._metrics.end(self.step_count, self._memory.read())
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and let go of the engine, which must not outlive the group (see `comm.group.joined`)."""
         self._metrics.close()
+        del self._stepper
 
 
 @contextmanager

@@ -11,7 +11,6 @@ three scaled means is the mean over 4.
 """
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -64,11 +63,10 @@ class Stepper:
         self._rank, self._device, self._clock = rank, device, clock
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
         self._objective = Objective(state.model, job, workers=plan.workers)
-        self._all_reduce = AllReduce()
         self._replica: Objective | DistributedDataParallel = self._objective
         if plan.workers > 1:
             refuse_batch_norm(state.model, reason=f"on each of {plan.workers} workers")
-            self._replica = apply_replicate(self._objective, hook=self._all_reduce.hook)
+            self._replica = apply_replicate(self._objective, hook=AllReduce(on_bucket=clock.note).hook)
 
     def step(self, part: Part, batch: Any) -> StepResult:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
@@ -121,10 +119,11 @@ class Stepper:
                     loss = self._replica(piece.batch, lambda piece=piece: piece.weight / batch_weight())
                 self._clock.mark("forward_s")
                 loss.backward()
-                self._clock.mark("backward_s")
+                if number == len(pieces) and self._plan.workers > 1:
+                    self._clock.mark_noted("backward_s", "comm_s")
+                else:
+                    self._clock.mark("backward_s")
             losses.append(loss.detach())
-        if self._plan.workers > 1:
-            self._clock.move("backward_s", "comm_s", time.perf_counter() - self._all_reduce.last_bucket_time)
         return [float(loss.item()) for loss in losses]
 
     def _synchronised(self, last: bool) -> AbstractContextManager[object]:
