@@ -103,7 +103,7 @@ job = shoal.Job(
     loss=loss,
     weight=lambda batch: batch["y"].numel(),
     unit="tokens",
-    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), fused=True),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-4, betas=(0.9, 0.95), fused=True),
     schedule=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_and_decay),
     clip_norm=1.0,
     data=Windows(python_sources()),

@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.ranks import RankPool
 
+DIFFERENCES = pytest.StashKey[dict[str, float]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -19,12 +21,14 @@ def ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
-def record_difference(request: pytest.FixtureRequest) -> Iterator[dict[str, float]]:
-    """Collect named differences; they are printed, largest first, when all tests have run."""
-    differences: dict[str, float] = {}
-    yield differences
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    assert reporter is not None
-    reporter.write_line("\n\nlargest relative difference of a loss from the single-process run:")
+def record_difference(request: pytest.FixtureRequest) -> dict[str, float]:
+    """What is put in here under a name is printed, largest first, when all tests have run."""
+    return request.config.stash.setdefault(DIFFERENCES, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    differences = config.stash.get(DIFFERENCES, {})
+    if differences:
+        terminalreporter.section("largest relative difference of a loss from that of one process")
     for name, difference in sorted(differences.items(), key=lambda item: -item[1]):
-        reporter.write_line(f"  {difference:.1e}  {name}")
+        terminalreporter.write_line(f"{difference:.1e}  {name}")

@@ -47,11 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--steps {arguments.steps}: train for at least 1 step.")
     from rich.console import Console
 
+    console = Console(stderr=True)
+    if not _is_echo():
+        console.print(f"{file.name}: tracing the model and measuring this machine ...", highlight=False, markup=False)
     from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
 
-    summary = train_file(
-        file, plan, steps=arguments.steps, name=arguments.name, runs=arguments.runs, console=Console(stderr=True)
-    )
+    summary = train_file(file, plan, steps=arguments.steps, name=arguments.name, runs=arguments.runs, console=console)
     if _is_echo():
         return 0
     if arguments.json:

@@ -112,21 +112,36 @@ def test_a_dataset_that_delivers_nothing_is_given_up_after_the_timeout() -> None
         list(loader)
 
 
-def test_batches_are_loaded_ahead_while_the_worker_computes() -> None:
-    class Counted(Failing):
-        loaded = 0
+class Counted(Failing):
+    """Takes `seconds` for each sample, and counts them."""
 
-        def __getitem__(self, index: int) -> int:
-            self.loaded += 1
-            return index
+    def __init__(self, seconds: float) -> None:
+        super().__init__(bad=-1)
+        self.seconds = seconds
+        self.loaded = 0
 
-    data = Counted(-1)
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        self.loaded += 1
+        return index
+
+
+def test_slow_samples_are_loaded_ahead_while_the_worker_computes() -> None:
+    data = Counted(seconds=0.002)
     parts = iter(Loader(data, batch_size=4, shares=(1.0,), index=0, last_step=9))
-    next(parts)
-    deadline = time.monotonic() + 10
-    while data.loaded < 12 and time.monotonic() < deadline:
+    for _ in range(4):
+        next(parts)
+    deadline = time.monotonic() + 20
+    while data.loaded < 4 * (4 + 2) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert data.loaded >= 12  # the first batch, and two ahead
+    assert data.loaded >= 4 * (4 + 2)  # the four that were taken, and two ahead
+
+
+def test_quick_samples_are_loaded_when_they_are_asked_for() -> None:
+    data = Counted(seconds=0.0)
+    for number, _ in enumerate(Loader(data, batch_size=4, shares=(1.0,), index=0, last_step=5), start=1):
+        time.sleep(0.05)  # the worker computes: a hundred times as long as loading takes
+        assert data.loaded == 4 * number
 
 
 def test_the_thread_ends_with_the_iteration() -> None:
