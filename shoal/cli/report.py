@@ -24,8 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     from shoal.report.summary import summarize
 
     folder = RunFolder.open(arguments.run_folder)
-    write_page(folder)
     summary = summarize(folder)
+    write_page(folder, summary)
     if arguments.json:
         print(json.dumps(summary.as_json(), allow_nan=False))
     else:

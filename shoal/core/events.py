@@ -6,7 +6,7 @@ The kinds of line, by their `kind`:
     step    step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
     eval    step, metrics                            worker 0 only
     log     step, values                             what the user logged
-    error   type, message, traceback, exit_code      the worker's last words
+    error   type, message, traceback                 the worker's last words
     end     step, peak_bytes                         the worker finished
 
 Each line also has `time` (seconds since 1970). `loss` is the mean over the global batch, the same on every worker;
