@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
 from shoal.data.loader import Part
+from shoal.data.partition import parts
 from shoal.parallel.precision import precision_context
 from shoal.parallel.replicate import apply_replicate, refuse_batch_norm
 from shoal.spec.job import Job
@@ -67,6 +68,9 @@ class Stepper:
         if plan.workers > 1:
             refuse_batch_norm(state.model, reason=f"on each of {plan.workers} workers")
             self._replica = apply_replicate(self._objective, hook=AllReduce(on_bucket=clock.note).hook)
+        samples = parts(min(job.batch_size, len(job.data)), plan.shares)[rank]
+        if plan.batch.micro_batch is not None and samples > plan.batch.micro_batch:
+            refuse_batch_norm(state.model, reason="with --micro-batch")
 
     def step(self, part: Part, batch: Any) -> StepResult:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
@@ -91,8 +95,6 @@ class Stepper:
         pieces = []
         if part.samples:
             batch, first = to_device(batch, self._device), 0
-            if self._plan.batch.micro_batch and len(part.samples) > self._plan.batch.micro_batch:
-                refuse_batch_norm(self._state.model, reason="with --micro-batch")
             for micro, count in micro_batches(
                 batch, num_samples=len(part.samples), micro_batch=self._plan.batch.micro_batch
             ):
