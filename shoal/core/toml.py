@@ -35,10 +35,15 @@ def parse_toml(cls: type[T], text: str, *, name: str) -> T:
 
 def write_toml(path: Path, value: Any) -> None:
     """Write a dataclass (or a plain dict) to `path`; fields that are None are left out."""
+    write_whole(path, format_toml(value))
+
+
+def format_toml(value: Any) -> str:
+    """Return a dataclass (or a plain dict) as TOML; fields that are None are left out."""
     import tomli_w  # only writers need it
 
     table = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-    write_whole(path, tomli_w.dumps(_without_none(table)))
+    return tomli_w.dumps(_without_none(table))
 
 
 def _without_none(value: Any) -> Any:

@@ -1,23 +1,66 @@
 """Plan: how to train, and what that is predicted to cost."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from shoal.core.errors import PlanError, did_you_mean
 
 PRECISIONS = ("fp32", "bf16")
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+SYNCS = ("all-reduce", "server", "local")
+CODECS = ("none", "bf16", "int8", "topk", "powersgd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """How many workers stand along each axis."""
+    """How many workers stand along each axis. Neighbours along `tensor` are next to each other, then `shard`."""
 
+    pipeline: int = 1
+    """Stages that the layers are cut into; a micro-batch goes through one after the other."""
     replicate: int = 1
     """Copies of the model, each on its own part of every global batch."""
+    shard: int = 1
+    """Workers over which each copy's training state is spread (ZeRO); each has its own part of the batch, too."""
+    tensor: int = 1
+    """Workers that compute each layer together, on the same samples."""
 
     def __post_init__(self) -> None:
-        if self.replicate < 1:
-            raise PlanError(f"mesh.replicate={self.replicate}: a mesh has at least 1 worker.")
+        for axis in fields(self):
+            if getattr(self, axis.name) < 1:
+                raise PlanError(f"mesh.{axis.name}={getattr(self, axis.name)}: a mesh has at least 1 worker.")
+
+    @property
+    def data(self) -> int:
+        """How many parts a global batch is cut into."""
+        return self.replicate * self.shard
+
+    @property
+    def workers(self) -> int:
+        """How many workers stand in the mesh."""
+        return self.pipeline * self.data * self.tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """How the gradients of the replicas meet."""
+
+    mode: str = "all-reduce"
+    """all-reduce at every step; server: K servers hold the parameters; local: average after some local steps."""
+    servers: int = 1
+    local_steps: int = 1
+    codec: str = "none"
+    """What the gradients are squeezed through on their way."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in SYNCS:
+            raise PlanError(f"sync.mode={self.mode!r} is none.{did_you_mean(self.mode, list(SYNCS))}")
+        if self.codec not in CODECS:
+            raise PlanError(f"sync.codec={self.codec!r} is none.{did_you_mean(self.codec, list(CODECS))}")
+        if self.servers < 1 or self.local_steps < 1:
+            raise PlanError(f"sync.servers={self.servers}, sync.local_steps={self.local_steps}: both are at least 1.")
+        if self.local_steps > 1 and self.mode != "local":
+            raise PlanError(f"sync.local_steps={self.local_steps} goes with sync.mode='local', not {self.mode!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +92,12 @@ class Predicted:
     samples_per_s: float
     peak_bytes: tuple[int, ...]
     """The most memory each worker holds for the model, its training state and its activations."""
+    bubble_s: float = 0.0
+    """Seconds of a step in which a pipeline stage waits for the others."""
+    inside_bytes: int = 0
+    """Bytes that one worker sends in a step to workers of its own node."""
+    between_bytes: int = 0
+    """Bytes that one worker sends in a step to other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +108,17 @@ class Plan:
     batch: Batch = field(default_factory=Batch)
     precision: str = "fp32"
     """fp32, or bf16: parameters in float32, matrix products in bfloat16 (autocast)."""
+    zero: int = 0
+    """What the `shard` axis spreads: 1 the optimizer's state, 2 also the gradients, 3 also the parameters."""
+    recompute: str = "none"
+    """What the backward computes again instead of keeping it: selective (all but products), full (each layer)."""
+    schedule: str = "1f1b"
+    """In which order a pipeline's stages take their micro-batches."""
+    chunks: int = 1
+    """How many pieces of the model each pipeline stage holds; more than 1 with the interleaved schedule."""
+    sync: Sync = field(default_factory=Sync)
+    checkpoint_s: float | None = None
+    """Seconds between checkpoints."""
     timeout_s: float = 600.0
     """How long a worker waits for the others in one collective before it gives up."""
     predicted: Predicted | None = None
@@ -68,19 +128,43 @@ class Plan:
             raise PlanError(f"precision={self.precision!r} is none.{did_you_mean(self.precision, list(PRECISIONS))}")
         if not self.timeout_s > 0:
             raise PlanError(f"timeout_s={self.timeout_s:g}: a timeout must be more than 0.")
-        shares = self.batch.shares
-        if shares and len(shares) != self.workers:
-            raise PlanError(f"{len(shares)} shares for {self.workers} workers. Give one share to each worker.")
+        self._check_mesh()
+        shares, parts = self.batch.shares, self.mesh.data
+        if shares and len(shares) != parts:
+            who = "worker" if parts == self.workers else "replica"
+            raise PlanError(f"{len(shares)} shares for {parts} {who}s. Give one share to each {who}.")
+
+    def _check_mesh(self) -> None:
+        if self.zero not in range(4):
+            raise PlanError(f"zero={self.zero}: ZeRO has the stages 0 to 3.")
+        if (self.zero > 0) != (self.mesh.shard > 1):
+            raise PlanError(
+                f"zero={self.zero} with mesh.shard={self.mesh.shard}. "
+                "A stage of 1 to 3 needs mesh.shard of 2 or more, and mesh.shard above 1 needs a stage."
+            )
+        if self.recompute not in RECOMPUTE:
+            raise PlanError(f"recompute={self.recompute!r} is none.{did_you_mean(self.recompute, list(RECOMPUTE))}")
+        if self.schedule not in SCHEDULES:
+            raise PlanError(f"schedule={self.schedule!r} is none.{did_you_mean(self.schedule, list(SCHEDULES))}")
+        if self.chunks < 1 or (self.chunks > 1) != (self.schedule == "interleaved"):
+            raise PlanError(
+                f"chunks={self.chunks} with schedule={self.schedule!r}. "
+                "Several pieces a stage (chunks of 2 or more) and schedule='interleaved' go together."
+            )
+        if self.schedule != "1f1b" and self.mesh.pipeline == 1:
+            raise PlanError(f"schedule={self.schedule!r} needs mesh.pipeline of 2 or more.")
+        if self.checkpoint_s is not None and not self.checkpoint_s > 0:
+            raise PlanError(f"checkpoint_s={self.checkpoint_s:g}: the time between checkpoints must be more than 0.")
 
     @property
     def workers(self) -> int:
         """How many processes the plan runs."""
-        return self.mesh.replicate
+        return self.mesh.workers
 
     @property
     def shares(self) -> tuple[float, ...]:
         """Each replica's fraction of a global batch, equal unless the plan says otherwise."""
-        return self.batch.shares or (1 / self.mesh.replicate,) * self.mesh.replicate
+        return self.batch.shares or (1 / self.mesh.data,) * self.mesh.data
 
 
 def _listed(shares: tuple[float, ...]) -> str:
