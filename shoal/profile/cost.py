@@ -4,7 +4,9 @@ A matrix product reads each number many times from the cache, so its time goes w
 (additions, activations, norms, copies, the optimizer) reads and writes each number once, so its time goes with bytes.
 """
 
+import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,31 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from shoal.profile.live import strided_tensors
+from shoal.spec.profile import Product
 
 _ATEN = torch.ops.aten
 
 _ATTENTION = _ATEN._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+_GPU_ATTENTION = (_ATEN._scaled_dot_product_flash_attention, _ATEN._scaled_dot_product_efficient_attention)
+_GPU_ATTENTION_BACKWARD = (
+    _ATEN._scaled_dot_product_flash_attention_backward,
+    _ATEN._scaled_dot_product_efficient_attention_backward,
+)
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Scores and their product with the values, for every head of the queries: keys and values may have fewer."""
+    batch, heads, length, width = query.shape
+    return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
+
+
+def _attention_backward_flops(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any
+) -> int:
+    """The scores once more, then four products: gradients of values, scores, queries and keys."""
+    batch, heads, length, width = query.shape
+    return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
 def _lstm_flops(inputs: torch.Tensor, *weights: Any, out_val: Any = None) -> int:  # noqa: ARG001 torch passes it
@@ -30,9 +52,9 @@ def _lstm_backward_flops(*args: Any, out_val: Any = None) -> int:
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    # The CPU's kernels, which torch does not count: attention takes the same first arguments as on a GPU.
-    _ATTENTION: flop_registry[_ATEN._scaled_dot_product_flash_attention],
-    _ATTENTION_BACKWARD: flop_registry[_ATEN._scaled_dot_product_flash_attention_backward],
+    # Fused attention, also the CPU's, which torch does not count; torch 2.11 refuses fewer heads of keys.
+    **dict.fromkeys((_ATTENTION, *_GPU_ATTENTION), _attention_flops),
+    **dict.fromkeys((_ATTENTION_BACKWARD, *_GPU_ATTENTION_BACKWARD), _attention_backward_flops),
     _ATEN.mkldnn_rnn_layer: _lstm_flops,
     _ATEN.mkldnn_rnn_layer_backward: _lstm_backward_flops,
 }
@@ -44,6 +66,15 @@ _PICKS = {"embedding", "index", "index_select", "gather", "nll_loss_forward", "n
 """Operations that read of their first argument only what they return."""
 
 
+_MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Plain matrix products, and where the first of the two matrices stands among the arguments."""
+
+
+def is_product(func: Any) -> bool:
+    """Return whether the time of `func` goes with its arithmetic."""
+    return func.overloadpacket in _FORMULAS
+
+
 class Cost:
     """The sums over the operations it is shown."""
 
@@ -52,17 +83,31 @@ class Cost:
         self.moved_bytes = 0
         self.operations = 0
         """How many of them do work; views do not."""
+        self._products: Counter[Product] = Counter()
+
+    def products(self) -> tuple[Product, ...]:
+        """Return the plain matrix products, each shape once, with how many there were."""
+        return tuple(dataclasses.replace(product, count=count) for product, count in self._products.items())
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any, new_bytes: int) -> None:
         """Count one operation; `new_bytes` is the size of those outputs that are not views of older tensors."""
         formula = _FORMULAS.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
+            self._add_product(func.overloadpacket.__name__, args)
             moved_bytes = _score_bytes(func.overloadpacket, args)
         else:
             moved_bytes = _moved_bytes(func, args, kwargs, new_bytes)
         self.moved_bytes += moved_bytes
         self.operations += formula is not None or moved_bytes > 0
+
+    def _add_product(self, name: str, args: Any) -> None:
+        if name in _MATRICES:
+            first, second = args[_MATRICES[name]], args[_MATRICES[name] + 1]
+            batch = first.shape[0] if first.dim() == 3 else 1
+            self._products[
+                Product(rows=first.shape[-2], columns=second.shape[-1], inner=first.shape[-1], batch=batch)
+            ] += 1
 
 
 def _score_bytes(packet: Any, args: Any) -> int:

@@ -1,69 +1,63 @@
 """Trace a job on fake tensors: what one step costs, found without running it and without the memory it needs.
 
 1. Build the model under FakeTensorMode: its tensors have shapes and no numbers.
-2. Run forward, loss and backward on a fake micro-batch, and look at every operation: bytes alive, FLOPs, bytes moved.
-3. Step the optimizer twice: the first step makes its state, the second is what every later step costs.
+2. Take the middle out of every run of layers that are built alike; if two that stay do not come out alike, trace all.
+3. Run forward, loss and backward on a fake micro-batch and on one of twice the size: what does not grow is fixed.
+4. Step the optimizer twice: the first step makes its state, the second costs what all do. Once more without one layer
+   of each run that was cut: the difference is what each layer adds that was left out.
 
-The transient bytes are those of a steady step in which the gradients exist throughout, as DDP's buckets do and as
-they do while micro-batches accumulate. `planner.memory` says what is different where they come and go.
-Work space inside a kernel is not seen.
+Work space inside a kernel is seen only where `kernels` knows it.
 """
 
 import contextlib
 import copy
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from shoal.core.errors import ShoalError
+from shoal.profile import kernels
 from shoal.profile.blame import untraceable
-from shoal.profile.cost import Cost
-from shoal.profile.live import LiveBytes, storage_bytes, strided_tensors
+from shoal.profile.layers import cut_short, find_layers
+from shoal.profile.live import storage_bytes, strided_tensors
+from shoal.profile.recorder import Recorder, Visit
 from shoal.profile.sample import process_untouched, sample_batch
-from shoal.profile.torch_private import FakeCopyMode, FakeTensor, FakeTensorMode, TorchDispatchMode, tree_map_only
+from shoal.profile.summary import as_layer, is_regular, merged, owned_tensors
+from shoal.profile.torch_private import FakeCopyMode, FakeTensor, FakeTensorMode, tree_map_only
+from shoal.profile.transformers_private import unpacked_samples
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.profile import Profile
 
 
-def trace(job: Job, *, micro_batch: int, precision: str) -> Profile:
-    """Return what `job` costs at `micro_batch` samples a forward; raise PlanError where it cannot be traced."""
-    with process_untouched():
-        real_batch = sample_batch(job, micro_batch)
+def trace(job: Job, *, micro_batch: int, precision: str, gpu: bool = False) -> Profile:
+    """Return what `job` costs at `micro_batch` samples a forward, with the kernels of a GPU or of the CPU.
+
+    Raises PlanError where the job cannot be traced.
+    """
+    with process_untouched(), unpacked_samples(), kernels.gpu_kernels() if gpu else contextlib.nullcontext():
+        batches = [sample_batch(job, size) for size in (micro_batch, 2 * micro_batch)]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             model = _build(job, fake)
             with fake:
-                batch = tree_map_only(torch.Tensor, fake.from_tensor, real_batch)
-                return _trace_step(job, model, batch, micro_batch=micro_batch, precision=precision)
+                return _Tracer(job, model, precision=precision, gpu=gpu).profile(
+                    [tree_map_only(torch.Tensor, fake.from_tensor, batch) for batch in batches], micro_batch
+                )
         except ShoalError:
             raise
         except Exception as error:
             raise untraceable(error, job.model) from error
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows every operation to a LiveBytes and a Cost."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = LiveBytes()
-        self.cost = Cost()
-        self.scalars_are_one = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.scalars_are_one and func is torch.ops.aten._local_scalar_dense.default:
-            return 1.0
-        out = func(*args, **(kwargs or {}))
-        self.cost.add(func, args, kwargs or {}, out, self.live.watch(out))
-        return out
-
-
-def _build(job: Job, fake: FakeTensorMode) -> torch.nn.Module:
+def _build(job: Job, fake: FakeTensorMode) -> nn.Module:
     """Return the job's model on fake tensors, which takes no memory; or, where it cannot be built so, a fake copy."""
     try:
         with fake:
-            model: torch.nn.Module = job.model()
+            model: nn.Module = job.model()
         if all(isinstance(parameter, FakeTensor) for parameter in model.parameters()):
             return model
     except Exception:
@@ -73,53 +67,125 @@ def _build(job: Job, fake: FakeTensorMode) -> torch.nn.Module:
         return copy.deepcopy(model)
 
 
-def _trace_step(job: Job, model: torch.nn.Module, batch: Any, *, micro_batch: int, precision: str) -> Profile:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model_bytes = storage_bytes([*model.parameters(), *model.buffers()])
-    optimizer = job.optimizer(parameters)
-    watch = _Watch()
-    watch.live.watch([*model.parameters(), *model.buffers()])
-    watch.live.watch(batch)
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(lambda p: watch.live.name_gradient(p.grad))  # type: ignore[no-untyped-call]
-    _forward_backward(job, model, batch, watch=watch, precision=precision)
-    compute, watch.cost = watch.cost, Cost()
-    beyond_model_bytes = watch.live.peak_without_gradients_bytes - model_bytes
-    gradient_bytes = storage_bytes(p.grad for p in parameters if p.grad is not None)
-    work_bytes = _optimizer_step(job, optimizer, parameters, watch)
-    return Profile(
-        micro_batch=micro_batch,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        parameter_bytes=model_bytes,
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=storage_bytes(strided_tensors(list(optimizer.state.values()))),
-        transient_bytes=max(beyond_model_bytes, work_bytes),
-        flops=compute.flops,
-        moved_bytes=compute.moved_bytes,
-        operations=compute.operations + watch.cost.operations,
-        optimizer_moved_bytes=watch.cost.moved_bytes,
-    )
+class _Tracer:
+    """A model on fake tensors, and how it is to be traced."""
+
+    def __init__(self, job: Job, model: nn.Module, *, precision: str, gpu: bool) -> None:
+        self.job, self.model = job, model
+        self.precision, self.gpu = precision, gpu
+        self.layers, self.runs = find_layers(model)
+        self.rounded = kernels.rounded if gpu else int
+
+    def profile(self, batches: list[Any], micro_batch: int) -> Profile:
+        """Return what the model costs with the first of `batches`; the second is twice the size."""
+        weights, (small, large) = self._record_all(batches)
+        owned = owned_tensors(self.model, small, self._dropped(weights))
+        optimizer, step = self._optimizer_cost(weights)
+        blocks = {id(member) for run in self.runs for member in run.members()}
+        layers = [
+            as_layer(visit, twice, tensors, optimizer=optimizer, weights=weights, blocks=blocks, rounded=self.rounded)
+            for visit, twice, tensors in zip(small, large, owned, strict=True)
+        ]
+        return Profile(
+            micro_batch=micro_batch,
+            precision=self.precision,
+            dtype=_main_dtype(self.model),
+            layers=merged(layers),
+            input_bytes=storage_bytes(strided_tensors(batches[0])),
+            optimizer_work_bytes=step.work_bytes,
+            optimizer_moved_bytes=step.moved_bytes,
+            optimizer_operations=step.operations,
+        )
+
+    def _record_all(self, batches: list[Any]) -> tuple[dict[int, int], list[list[Visit]]]:
+        """Return a step's visits for each of `batches`, and what those that stand for several stand for."""
+        if self.runs:
+            # A model that counts its layers fails when some are missing; one that treats them differently shows it.
+            with contextlib.suppress(Exception), cut_short(self.runs) as weights:
+                recorded = [self._record(batch) for batch in batches]
+                if all(is_regular(visits, weights) for visits in recorded):
+                    return weights, recorded
+        return {}, [self._record(batch) for batch in batches]
+
+    def _record(self, batch: Any) -> list[Visit]:
+        recorder = self._recorder()
+        self.model.zero_grad(set_to_none=True)
+        recorder.live.watch([*self.model.parameters(), *self.model.buffers()])
+        recorder.live.watch(batch)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        hooks = [self._name_gradients(parameter, recorder) for parameter in parameters]
+        recorder.watch_layers(self.model, self.layers.items())
+        try:
+            with recorder:
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
+                    # In one expression: the output dies here unless the graph needs it, and does not wait.
+                    loss = self.job.loss(call_model(self.model, self.job, batch), batch)
+                recorder.backward_begins()
+                loss.backward()
+        finally:
+            recorder.stop_watching()
+            for hook in hooks:
+                hook.remove()
+        return recorder.visits
+
+    def _name_gradients(self, parameter: Any, recorder: Recorder) -> Any:
+        return parameter.register_post_accumulate_grad_hook(lambda p: recorder.live.name_gradient(p.grad))
+
+    def _recorder(self) -> Recorder:
+        return Recorder(rounded=self.rounded, work_bytes=kernels.work_bytes if self.gpu else kernels.no_work_bytes)
+
+    def _dropped(self, weights: dict[int, int]) -> list[nn.Module]:
+        runs = [run.members() for run in self.runs]
+        return [module for members in runs if id(members[1]) in weights for module in members[2:-2]]
+
+    def _optimizer_cost(self, weights: dict[int, int]) -> tuple[Any, "_OptimizerCost"]:
+        """Return the optimizer with the state of the layers that were traced, and what its step costs for all."""
+        dropped = {id(p) for module in self._dropped(weights) for p in module.parameters()}
+        optimizer, kept = self._optimizer_step(dropped)
+        total = kept
+        for run in self.runs:
+            second = run.members()[1]
+            if id(second) in weights:  # each one that was dropped costs what this one does
+                _, without = self._optimizer_step(dropped | set(map(id, second.parameters())))
+                total = total.plus(kept, without, times=weights[id(second)] - 1)
+        return optimizer, total
+
+    def _optimizer_step(self, dropped: set[int]) -> tuple[Any, "_OptimizerCost"]:
+        """Step twice without the `dropped` parameters; return the optimizer and what the second step cost."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad and id(p) not in dropped]
+        optimizer = self.job.optimizer(parameters)
+        if self.gpu:
+            kernels.as_on_gpu(optimizer)
+        recorder = self._recorder()
+        recorder.live.watch([tensor for p in parameters for tensor in (p, p.grad) if tensor is not None])
+        # An optimizer that asks for a number (Adafactor its step count) does the same work whatever it is told.
+        recorder.scalars_are_one = True
+        with recorder:
+            optimizer.step()
+            record = recorder.count_operations()
+            if self.job.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, self.job.clip_norm)
+            optimizer.step()
+        return optimizer, _OptimizerCost(record.peak_bytes, record.cost.moved_bytes, record.cost.operations)
 
 
-def _forward_backward(job: Job, model: torch.nn.Module, batch: Any, *, watch: _Watch, precision: str) -> None:
-    autocast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
-    with watch:
-        with autocast:
-            # In one expression: the output dies here unless the graph needs it, and does not wait for the backward.
-            loss = job.loss(call_model(model, job, batch), batch)
-        loss.backward()
+@dataclass(frozen=True)
+class _OptimizerCost:
+    work_bytes: int
+    moved_bytes: int
+    operations: int
+
+    def plus(self, kept: "_OptimizerCost", without: "_OptimizerCost", *, times: int) -> "_OptimizerCost":
+        """Return this and `times` the difference of `kept` and `without`."""
+        return _OptimizerCost(
+            self.work_bytes + times * (kept.work_bytes - without.work_bytes),
+            self.moved_bytes + times * (kept.moved_bytes - without.moved_bytes),
+            self.operations + times * (kept.operations - without.operations),
+        )
 
 
-def _optimizer_step(job: Job, optimizer: Any, parameters: list[Any], watch: _Watch) -> int:
-    """Step twice, leave the cost of the second step in `watch`, and return the work space it needs."""
-    # An optimizer that asks for a number (Adafactor its step count) does the same work whatever it is told.
-    watch.scalars_are_one = True
-    with watch:
-        optimizer.step()
-        watch.cost = Cost()
-        watch.live.restart_peaks()
-        before_bytes = watch.live.live_bytes
-        if job.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm)
-        optimizer.step()
-    return watch.live.peak_bytes - before_bytes
+def _main_dtype(model: nn.Module) -> str:
+    counts: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        counts[parameter.dtype] += parameter.numel()
+    return str(counts.most_common(1)[0][0]).removeprefix("torch.") if counts else ""

@@ -14,11 +14,14 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from shoal.core.errors import DataError, PlanError
+from shoal.planner.memory.peak import peak
 from shoal.profile.host import measure_host
 from shoal.profile.live import LiveBytes
 from shoal.profile.trace import trace
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.profile import Profile
 
 WIDTHS = (20, 64, 10)
 WEIGHTS = 20 * 64 + 64 * 10
@@ -166,7 +169,13 @@ def test_the_predicted_peak_is_what_a_real_step_allocates(model: Any, optimizer:
     cost = trace(job, micro_batch=256, precision="fp32")
     # With gradients that exist throughout. The kernels' own work space is not traced: oneDNN's reordered weights and
     # inputs for convolutions came to 12 %.
-    assert cost.transient_bytes == pytest.approx(measured_transient_bytes(job, 256), rel=0.15)
+    assert transient_bytes(cost) == pytest.approx(measured_transient_bytes(job, 256), rel=0.15)
+
+
+def transient_bytes(cost: Profile) -> int:
+    """The most alive at once beyond parameters, gradients, which stay as in DDP's buckets, and optimizer state."""
+    worst = peak(cost, Plan(mesh=Mesh(replicate=2)), samples=cost.micro_batch)
+    return worst.peak_bytes - cost.parameter_bytes - cost.gradient_bytes - cost.optimizer_bytes
 
 
 def measured_transient_bytes(job: Job, size: int) -> int:
@@ -194,8 +203,8 @@ def measured_transient_bytes(job: Job, size: int) -> int:
 
 
 def test_transient_bytes_grow_with_the_micro_batch() -> None:
-    small = trace(make_job(Attention), micro_batch=32, precision="fp32").transient_bytes
-    large = trace(make_job(Attention), micro_batch=64, precision="fp32").transient_bytes
+    small = transient_bytes(trace(make_job(Attention), micro_batch=32, precision="fp32"))
+    large = transient_bytes(trace(make_job(Attention), micro_batch=64, precision="fp32"))
     assert large == pytest.approx(2 * small, rel=0.1)  # all but the work space that goes with parameters
 
 
@@ -204,7 +213,7 @@ def test_bf16_saves_smaller_activations_and_does_the_same_arithmetic() -> None:
     half = trace(make_job(Attention), micro_batch=64, precision="bf16")
     assert half.flops == full.flops
     assert half.parameter_bytes == full.parameter_bytes
-    assert half.transient_bytes < full.transient_bytes
+    assert transient_bytes(half) < transient_bytes(full)
 
 
 def test_tracing_leaves_random_states_and_dtype_alone() -> None:
@@ -279,14 +288,9 @@ def test_live_bytes_count_a_storage_once_and_until_it_dies() -> None:
     second = first + 1
     live.watch(second)
     live.name_gradient(second)
-    assert (live.live_bytes, live.gradient_bytes, live.peak_without_gradients_bytes) == (8000, 4000, 8000)
+    assert (live.live_bytes, live.gradient_bytes) == (8000, 4000)
     del second
-    assert (live.live_bytes, live.gradient_bytes, live.peak_bytes) == (4000, 0, 8000)
-
-
-def test_the_host_probe_finds_positive_rates_and_bf16_too() -> None:
-    rates = measure_host(seconds=0.03)
-    assert min(rates.matmul_flops_per_s, rates.bf16_matmul_flops_per_s, rates.memory_bytes_per_s) > 0
+    assert (live.live_bytes, live.gradient_bytes) == (4000, 0)
 
 
 def test_tracing_works_as_the_first_thing_a_process_does() -> None:
