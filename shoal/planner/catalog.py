@@ -1,40 +1,26 @@
-"""The catalog: devices and links with their rates, each from a file that names its source."""
+"""The catalog: devices and links with their rates, each from a file that names its source.
 
-from dataclasses import dataclass
+A name is found however people and drivers write it. "h200", "H200" and "NVIDIA H200" are one device, "NVLink4" and
+"nvlink-4" one link: case and hyphens do not count, nor do makers' names. A part of a name is enough where it tells one
+entry from all others ("4090"); where it does not ("A100"), the error names those it could be. A word that no entry has
+("A100 PCIe", "RTX 4090 Laptop") is another product, and is not guessed.
+"""
+
+import re
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import shoal
 from shoal.core.errors import ConfigError, did_you_mean
 from shoal.core.toml import read_toml
+from shoal.spec.device import Device, Link
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """What computes."""
-
-    source: str
-    """Where the numbers come from."""
-    matmul_flops_per_s: float
-    bf16_matmul_flops_per_s: float
-    memory_bytes_per_s: float
-    """Bytes read plus bytes written by operations on whole tensors."""
-    operation_s: float
-    """What starting an operation costs, however small it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """What carries the gradients between two workers."""
-
-    source: str
-    """Where the numbers come from."""
-    bytes_per_s: float
-    latency_s: float
-    overlaps: bool
-    """Whether it works beside the device's computing; not where the same cores do both."""
+_FILLERS = {"nvidia", "amd", "tesla", "geforce", "gpu", "sxm", "sxm2", "sxm4", "sxm5"}
+"""Words that tell no two entries apart: makers, and the board that all entries with several boards are about."""
+_SYNONYMS = {"infiniband": "ib", "eth": "ethernet", "gige": "ethernet"}
 
 
 def read_device(name: str) -> Device:
@@ -47,12 +33,14 @@ def read_link(name: str) -> Link:
     return _read(Link, "links", name)
 
 
-def _read(cls: type[T], kind: str, name: str) -> T:
-    folder = catalog_folder() / kind
-    known = [path.stem for path in folder.glob("*.toml")]
-    if name not in known:
-        raise ConfigError(f"the catalog has no {name!r} in {kind}.{did_you_mean(name, known)}")
-    return read_toml(cls, folder / f"{name}.toml")
+def device_names() -> list[str]:
+    """Return the names of all devices of the catalog."""
+    return _names("devices")
+
+
+def link_names() -> list[str]:
+    """Return the names of all links of the catalog."""
+    return _names("links")
 
 
 def catalog_folder() -> Path:
@@ -60,3 +48,39 @@ def catalog_folder() -> Path:
     package = Path(next(iter(shoal.__path__)))
     inside = package / "catalog"
     return inside if inside.is_dir() else package.parent / "catalog"
+
+
+def _read(cls: type[T], kind: str, name: str) -> T:
+    entry = _find(kind, name)
+    return read_toml(cls, catalog_folder() / kind / f"{entry}.toml")
+
+
+def _find(kind: str, name: str) -> str:
+    """Return the name of the file that `name` means."""
+    names, words = _names(kind), _words(name)
+    exact = [entry for entry in names if "".join(words) == "".join(_words(entry))]
+    fitting = exact or [entry for entry in names if words and set(words) <= _all_words(kind, entry)]
+    if len(fitting) > 1:
+        choice = f"{', '.join(map(repr, fitting[:-1]))} or {fitting[-1]!r}"
+        raise ConfigError(f"{name!r} is several of the catalog's {kind}. Write {choice}.")
+    if not fitting:
+        raise ConfigError(f"the catalog has no {name!r} in {kind}.{did_you_mean('-'.join(words), names)}")
+    return fitting[0]
+
+
+def _names(kind: str) -> list[str]:
+    return sorted(path.stem for path in (catalog_folder() / kind).glob("*.toml"))
+
+
+@cache
+def _all_words(kind: str, entry: str) -> set[str]:
+    """Return the words of the file's name and, of a device, those of its title."""
+    title = read_toml(Device, catalog_folder() / kind / f"{entry}.toml").title if kind == "devices" else ""
+    return {*_words(entry), *_words(title)}
+
+
+def _words(name: str) -> list[str]:
+    """Return what tells one entry from another: "NVIDIA A100-SXM4-80GB" -> ["a100", "80"]."""
+    words = [_SYNONYMS.get(word, word) for word in re.findall(r"[a-z0-9]+", name.lower())]
+    words = [re.sub(r"(?<=\d)gb$", "", word) for word in words]
+    return [word for word in words if word not in _FILLERS] or words

@@ -1,96 +1,127 @@
-"""Measure this machine: how fast it multiplies matrices and how fast it passes over memory, in a fraction of a second.
+"""Measure what this process computes on: products by size, memory, copies, and the start of an operation.
 
-The probes do what a training step does, so that no efficiency has to be guessed:
-the three matrix products of a linear layer (output, gradient of the input, gradient of the weights), and sums and
-activations over tensors that are not in the cache, into fresh memory that stays alive as it does in a forward.
+A measurement is a table of seconds by probe ("fp32 512": of one product; "memory": of one byte). `device_from` makes
+a Device of one, or of several that workers took at the same time.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 
-from shoal.core.host import usable_cores
+from shoal.core.fit import fit_half_rate
+from shoal.core.host import processor_name, usable_cores
+from shoal.profile.probes import (
+    SIZES,
+    copy_probes,
+    memory_probe,
+    operation_probe,
+    product_flops,
+    product_probe,
+    update_probe,
+)
+from shoal.profile.stopwatch import ROUNDS, measure, seconds_of
+from shoal.spec.device import Device
 
-_ROWS, _WIDTH = 512, 384
-"""A linear layer of a small GPT; wider ones reach the same rate (measured from 384 to 1024, 2 cores, 2026-11)."""
-_TENSORS, _FLOATS = 16, 1 << 20
-"""64 MB in pieces of 4 MB: more than the caches of most hosts, in tensors of the usual size."""
+_DTYPES = (torch.float32, torch.bfloat16)
+_FEWEST, _MOST = 3, 5
+"""How many sizes are measured at least, and at most."""
+_BRIEF_ROUNDS = 3
+_MOST_OF_TIME = 1 / 30
+"""How much of the time one turn of the largest size may take."""
+
+Measured = Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostRates:
-    """What all cores that this process may use do together."""
-
-    matmul_flops_per_s: float
-    bf16_matmul_flops_per_s: float
-    memory_bytes_per_s: float
-    """Bytes read plus bytes written by operations on whole tensors."""
-    operation_s: float
-    """What starting an operation costs, however small it is."""
-
-
-def measure_host(*, seconds: float = 0.2) -> HostRates:
-    """Return the rates of this machine, each the best of as many short repeats as fit into its quarter of `seconds`."""
+def measure_host(*, seconds: float = 0.2) -> Device:
+    """Return this host as a device, measured by this process alone with all cores in about `seconds`."""
     threads_before = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
     try:
-        with torch.random.fork_rng(devices=[]):
-            return HostRates(
-                matmul_flops_per_s=_matmul_rate(torch.float32, seconds / 4),
-                bf16_matmul_flops_per_s=_matmul_rate(torch.bfloat16, seconds / 4),
-                memory_bytes_per_s=_memory_rate(seconds / 4),
-                operation_s=_operation_s(seconds / 4),
-            )
+        measured = measure_device(torch.device("cpu"), seconds=seconds, rounds=_BRIEF_ROUNDS)
     finally:
         torch.set_num_threads(threads_before)
+    return device_from([measured], shared=True, source="measured by one process", title=processor_name())
 
 
-def _matmul_rate(dtype: torch.dtype, seconds: float) -> float:
-    inputs = torch.randn(_ROWS, _WIDTH).to(dtype)
-    weights = torch.randn(4 * _WIDTH, _WIDTH).to(dtype)
-    gradient = torch.randn(_ROWS, 4 * _WIDTH).to(dtype)
+def measure_device(
+    device: torch.device,
+    *,
+    seconds: float,
+    rounds: int = ROUNDS,
+    together: Callable[[], object] = lambda: None,
+    agree_least: Callable[[float], float] = lambda value: value,
+) -> dict[str, float]:
+    """Return the seconds by probe on `device`. Called by every worker that measures at the same time.
 
-    def products() -> None:
-        _ = inputs @ weights.t(), gradient @ weights, gradient.t() @ inputs
-
-    return 3 * 2 * _ROWS * _WIDTH * 4 * _WIDTH / _shortest_s(products, seconds)
-
-
-def _memory_rate(seconds: float) -> float:
-    tensors = [torch.ones(_FLOATS) for _ in range(_TENSORS)]
-
-    def passes() -> None:
-        sums = [a + b for a, b in zip(tensors, reversed(tensors), strict=True)]
-        _ = sums, [F.gelu(tensor) for tensor in tensors]
-
-    # A float is 4 bytes: a sum reads two and writes one, an activation reads one and writes one.
-    return (3 + 2) * 4 * _TENSORS * _FLOATS / _shortest_s(passes, seconds)
-
-
-def _operation_s(seconds: float) -> float:
-    start = torch.ones(8, requires_grad=True)
-    forwards = 50
-
-    def chain() -> None:
-        tensor = start
-        for _ in range(forwards):
-            tensor = tensor * 1.5
-        torch.autograd.grad(tensor.sum(), start)
-
-    return _shortest_s(chain, seconds) / (2 * forwards)  # each has one operation of the backward
+    `together` waits for all of them; `agree_least` returns the least of the values they call it with.
+    """
+    with torch.random.fork_rng(devices=[]):
+        probes = []
+        for dtype in _DTYPES:
+            largest = agree_least(_largest(dtype, device, most_s=_MOST_OF_TIME * seconds))
+            probes += [product_probe(size, dtype, device) for size in _sizes_within(int(largest))]
+        probes += [memory_probe(device), update_probe(device), *copy_probes(device), operation_probe(device)]
+        return measure(probes, device=device, seconds=seconds, rounds=rounds, together=together)
 
 
-def _shortest_s(work: Callable[[], None], seconds: float) -> float:
-    work()  # the first call also makes threads and buffers
-    end = time.perf_counter() + seconds
-    shortest = float("inf")
-    while True:
-        begin = time.perf_counter()
-        work()
-        now = time.perf_counter()
-        shortest = min(shortest, now - begin)
-        if now >= end:
-            return shortest
+def _largest(dtype: torch.dtype, device: torch.device, *, most_s: float) -> int:
+    """Return the largest of SIZES whose three products take no more than `most_s`."""
+    for size in SIZES[:-1]:
+        work = product_probe(size, dtype, device).work
+        seconds_of(work, calls=1, device=device)
+        if 8 * seconds_of(work, calls=1, device=device) > most_s:  # twice the size is eight times the work
+            return size
+    return SIZES[-1]
+
+
+def _sizes_within(largest: int) -> list[int]:
+    """Return the sizes to measure: up to `largest`, not more than a few, the large ones first of all."""
+    last = max(SIZES.index(largest) + 1, _FEWEST)
+    return list(SIZES[max(0, last - _MOST) : last])
+
+
+def device_from(
+    measured: Sequence[Measured],
+    *,
+    shared: bool,
+    source: str,
+    title: str,
+    memory_bytes: int = 0,
+    reserved_bytes: int = 0,
+) -> Device:
+    """Return the device that `measured` is about: one table a worker, taken at the same time.
+
+    With `shared`, all workers ran on the one device, and its rates are the sum of theirs; else each had its own, and
+    the rates are those of the mean. The size at which a product has half the rate is that of the precision which
+    people train with there: float32 on a processor, bfloat16 on a GPU.
+    """
+    count = len(measured) if shared else 1
+    mean = {name: sum(table[name] for table in measured) / len(measured) for name in measured[0]}
+    # On a processor a product also takes the start of its operation, which whoever predicts counts on its own.
+    started_s = mean["operation"] if shared else 0.0
+    rate, half = fit_half_rate(_without(product_points(mean, "fp32"), started_s))
+    bf16_rate, bf16_half = fit_half_rate(_without(product_points(mean, "bf16"), started_s))
+    return Device(
+        source=source,
+        title=title,
+        memory_bytes=memory_bytes,
+        reserved_bytes=reserved_bytes,
+        matmul_flops_per_s=count * rate,
+        bf16_matmul_flops_per_s=count * bf16_rate,
+        memory_bytes_per_s=count / mean["memory"],
+        update_bytes_per_s=count / mean["update"],
+        operation_s=mean["operation"],
+        copy_to_bytes_per_s=count / mean["copy to"],
+        copy_from_bytes_per_s=count / mean["copy from"],
+        half_rate_flops=half if shared else bf16_half,
+    )
+
+
+def product_points(measured: Measured, precision: str) -> list[tuple[float, float]]:
+    """Return (operations, seconds) of the products in `measured` with `precision`, the smallest first."""
+    sizes = sorted(int(name.split()[1]) for name in measured if name.startswith(f"{precision} "))
+    return [(float(product_flops(size)), measured[f"{precision} {size}"]) for size in sizes]
+
+
+def _without(points: list[tuple[float, float]], started_s: float) -> list[tuple[float, float]]:
+    return [(flops, max(seconds - started_s, seconds / 2)) for flops, seconds in points]
