@@ -1,0 +1,1 @@
+"""Fitting the figures of devices and links to measured steps."""

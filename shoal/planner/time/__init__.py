@@ -1,0 +1,1 @@
+"""How long a step takes: computing, messages, the pipeline's bubble."""

@@ -1,0 +1,123 @@
+"""What the exchange of gradients and parameters costs a step: formulas 9 to 12 of docs/planner-model.md.
+
+1. all-reduce: the gradients once a step, beside the backward of the last micro-batch, in buckets of 25 MB. What shows
+   is the last bucket, or what that backward was too short to hide.
+2. ZeRO: gradients are reduced and scattered over the shards, then summed over the replicas; parameters are gathered:
+   after the step (ZeRO 1), once in the forward (2), in every forward and backward (3). ZeRO 2 and 3 scatter gradients
+   in every micro-batch. A layer's messages run beside the computing of its neighbours; the first one shows.
+3. server: K servers take gradients and give parameters, after the backward. local: parameters meet every H steps.
+4. A codec shrinks what travels and costs its encoding and decoding. What cannot be added encoded is gathered.
+5. On a link that does not overlap, or with an engine that waits, everything shows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.planner.collectives.allreduce import parameter_server
+from shoal.planner.collectives.compression import CODECS, Codec, decoded_bytes
+from shoal.planner.time.traffic import Group, Groups
+from shoal.spec.plan import Plan
+
+BUCKET_BYTES = 25 * 1024 * 1024
+"""DDP's default bucket_cap_mb."""
+
+
+class Held(NamedTuple):
+    """What one worker holds, and how long it computes on a micro-batch: what an exchange can hide behind."""
+
+    gradient_bytes: float
+    parameter_bytes: float
+    layers: float
+    forward_s: float
+    backward_s: float
+    micro_batches: int
+    memory_bytes_per_s: float
+
+
+class Exchange(NamedTuple):
+    """What shows of it in a step, and what one worker sends."""
+
+    seconds: float
+    inside_bytes: float = 0.0
+    between_bytes: float = 0.0
+
+
+def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange:
+    """Return what the replicas and shards of `plan` cost one worker in a step."""
+    if plan.mesh.data == 1:
+        return Exchange(0.0)
+    if plan.zero:
+        return _zero(plan, groups, held, overlaps=overlaps)
+    return _MODES[plan.sync.mode](plan, groups.data, held, overlaps)
+
+
+def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:
+    codec = CODECS[plan.sync.codec]
+    seconds, inside, between = _summed(codec, group, held.gradient_bytes)
+    shown_s = seconds
+    if overlaps:
+        buckets = max(1, math.ceil(held.gradient_bytes / BUCKET_BYTES))
+        shown_s = max(seconds / buckets, seconds - held.backward_s)
+    return Exchange(shown_s + _coding_s(plan, held, group.size), inside, between)
+
+
+def _server(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001
+    encoded_bytes = CODECS[plan.sync.codec].ratio * held.gradient_bytes
+    cost = parameter_server(encoded_bytes, group.size, *group.slowest, servers=plan.sync.servers)
+    inside = encoded_bytes * (group.local - 1) / max(1, group.size - 1)
+    return Exchange(cost.seconds + _coding_s(plan, held, 1), inside, encoded_bytes - inside)
+
+
+def _local(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001
+    every = plan.sync.local_steps
+    seconds, inside, between = _summed(CODECS[plan.sync.codec], group, held.parameter_bytes)
+    return Exchange((seconds + _coding_s(plan, held, group.size)) / every, inside / every, between / every)
+
+
+_MODES: dict[str, Callable[[Plan, Group, Held, bool], Exchange]] = {
+    "all-reduce": _all_reduce,
+    "server": _server,
+    "local": _local,
+}
+
+
+def _summed(codec: Codec, group: Group, num_bytes: float) -> tuple[float, float, float]:
+    """Return the seconds, and the bytes sent inside and between nodes, until all have the sum."""
+    encoded_bytes = codec.ratio * num_bytes
+    if codec.summable:
+        inside, between = group.gather_bytes(2 * encoded_bytes)
+        return codec.rounds * group.all_reduce_s(encoded_bytes / codec.rounds), inside, between
+    all_bytes = encoded_bytes * group.size
+    return group.gather_s(all_bytes), *group.gather_bytes(all_bytes)
+
+
+def _coding_s(plan: Plan, held: Held, workers: int) -> float:
+    if plan.sync.codec == "none":
+        return 0.0
+    codec = CODECS[plan.sync.codec]
+    touched_bytes = held.gradient_bytes + decoded_bytes(codec, held.gradient_bytes, workers)
+    return touched_bytes / held.memory_bytes_per_s
+
+
+def _zero(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange:
+    shard, replicate = groups.shard, groups.replicate
+    part_bytes = held.gradient_bytes / shard.size
+    reduce_s = shard.gather_s(held.gradient_bytes) + replicate.all_reduce_s(part_bytes)
+    gather_s = shard.gather_s(held.parameter_bytes)
+    reduces = held.micro_batches if plan.zero >= 2 else 1
+    gathers = {1: 1, 2: 1, 3: 2 * held.micro_batches}[plan.zero]
+    inside, between = shard.gather_bytes(gathers * held.parameter_bytes + reduces * held.gradient_bytes)
+    more_inside, more_between = replicate.gather_bytes(2 * reduces * part_bytes)
+
+    def shown_s(seconds: float, beside_s: float) -> float:
+        return max(seconds / held.layers, seconds - beside_s) if overlaps else seconds
+
+    if plan.zero == 3:
+        each_s = shown_s(gather_s, held.forward_s) + shown_s(gather_s + reduce_s, held.backward_s)
+        seconds = held.micro_batches * each_s
+    elif plan.zero == 2:
+        seconds = shown_s(gather_s, held.forward_s) + held.micro_batches * shown_s(reduce_s, held.backward_s)
+    else:
+        seconds = shown_s(reduce_s, held.backward_s) + gather_s
+    return Exchange(seconds, inside + more_inside, between + more_between)
