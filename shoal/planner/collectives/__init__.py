@@ -1,0 +1,1 @@
+"""What each way to exchange bytes among workers costs: the textbook."""

@@ -1,0 +1,213 @@
+"""Whether to compress gradients: T_comp * I_comp < T_orig * I_orig?
+
+T is the time of a step, I how many steps it takes to reach the same loss. Compressed gradients travel faster, but are
+encoded and decoded in each step, and may need more steps.
+
+    T_orig = compute + exposed(all-reduce of n bytes)
+    T_comp = compute + n / encode rate + decoded bytes / decode rate + exposed(exchange of ratio * n bytes)
+
+Exposed is what does not hide behind `overlap_s` of computing. How encoded gradients are exchanged depends on the codec:
+
+1. Those that can be added while encoded go through an all-reduce, and their sum is decoded once (bf16, PowerSGD).
+2. Others are gathered: each worker receives those of all p, (p-1) ratio n bytes, and decodes them (top-k, int8). At
+   p > 2 / ratio this moves more bytes than the all-reduce that it replaces.
+
+Example: 400 MB, 16 workers, 10 Gb/s, a step of 300 ms. The all-reduce takes 600 ms, so T_orig = 900 ms. The top 1% of
+the values with their places are 8 MB: 96 ms to gather. With 200 ms to encode (2 GB/s) and 64 to decode, T_comp =
+660 ms. It pays if it needs less than 1.36 times as many steps.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather
+from shoal.planner.collectives.winners import changes, fastest_allreduce
+
+SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e15
+"""Between these the link's break-even speed is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """How much a codec leaves of a gradient, and how what it leaves can travel."""
+
+    ratio: float
+    """Encoded bytes over bytes of the gradient in float32."""
+    summable: bool
+    """Whether encoded gradients can be added: then they go through an all-reduce, otherwise all are gathered."""
+    rounds: int = 1
+    """All-reduces of a step, of equal size, each waiting for the one before."""
+    sparse: bool = False
+    """Whether decoding touches only what was sent; otherwise it writes a whole gradient."""
+
+
+CODECS = {
+    "none": Codec(ratio=1.0, summable=True),
+    "bf16": Codec(ratio=0.5, summable=True),
+    # A scale for each gradient: two of them cannot be added as they are.
+    "int8": Codec(ratio=0.25, summable=False),
+    # The largest 1% of the values, 4 bytes each, and as much for where they are.
+    "topk": Codec(ratio=0.02, summable=False, sparse=True),
+    # Rank 4 of matrices of 1024 x 1024: 4 * (1024 + 1024) / 1024^2. First P is summed, then Q (Vogels et al., 2019).
+    "powersgd": Codec(ratio=1 / 128, summable=True, rounds=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of the inequality: a step, and how many of them."""
+
+    compute_s: float
+    exchange: str
+    """What carries the gradients: the name of an all-reduce algorithm, or all-gather."""
+    bytes_per_worker: float
+    exchange_s: float
+    exposed_s: float
+    """The part of `exchange_s` that does not hide behind computing."""
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    iterations: float = 1.0
+    """Steps to the same loss, over those without compression."""
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes: T."""
+        return self.compute_s + self.encode_s + self.exposed_s + self.decode_s
+
+    @property
+    def total_s(self) -> float:
+        """What one step without compression has become: T * I."""
+        return self.step_s * self.iterations
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures."""
+        return dataclasses.asdict(self) | {"step_s": self.step_s, "total_s": self.total_s}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where the question is asked: the gradients, who exchanges them, over what, and the rest of a step."""
+
+    num_bytes: float
+    workers: int
+    link_bytes_per_s: float
+    latency_s: float
+    compute_s: float
+    overlap_s: float = 0.0
+    """Computing behind which an exchange can hide."""
+    algorithms: Mapping[str, Algorithm] = dataclasses.field(default_factory=lambda: ALLREDUCE)
+    """The all-reduces to take the fastest of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Both sides, and where the answer would change."""
+
+    original: Side
+    compressed: Side
+    break_even_iterations: float
+    """The growth of the number of steps at which it no longer pays."""
+    paying_links: tuple[tuple[float, float], ...]
+    """The speeds of links on which it pays, in bytes per second: from 0 or above, to inf or below."""
+
+    @property
+    def break_even_link_bytes_per_s(self) -> float | None:
+        """The speed of the link at which the answer changes, if it does so once."""
+        edges = {edge for ends in self.paying_links for edge in ends} - {0.0, math.inf}
+        return edges.pop() if len(edges) == 1 else None
+
+    @property
+    def pays(self) -> bool:
+        """Whether T_comp * I_comp < T_orig * I_orig."""
+        return self.compressed.total_s < self.original.total_s
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures; null stands for what has no end."""
+        links = [[low, None if math.isinf(high) else high] for low, high in self.paying_links]
+        growth = self.break_even_iterations
+        return {
+            "pays": self.pays,
+            "original": self.original.as_json(),
+            "compressed": self.compressed.as_json(),
+            "break_even_iterations": None if math.isinf(growth) else growth,
+            "break_even_link_bytes_per_s": self.break_even_link_bytes_per_s,
+            "paying_links_bytes_per_s": links,
+        }
+
+
+def weigh(
+    codec: Codec,
+    setting: Setting,
+    *,
+    encode_bytes_per_s: float = math.inf,
+    decode_bytes_per_s: float = math.inf,
+    iterations: float = 1.0,
+) -> Verdict:
+    """Return whether `codec` pays in `setting`; the rates count the bytes of gradients that it reads and writes."""
+
+    def sides(link_bytes_per_s: float) -> tuple[Side, Side]:
+        here = dataclasses.replace(setting, link_bytes_per_s=link_bytes_per_s)
+        compressed = dataclasses.replace(
+            exchange(codec, here),
+            encode_s=setting.num_bytes / encode_bytes_per_s,
+            decode_s=decoded_bytes(codec, setting.num_bytes, setting.workers) / decode_bytes_per_s,
+            iterations=iterations,
+        )
+        return exchange(CODECS["none"], here), compressed
+
+    def pays(link_bytes_per_s: float) -> bool:
+        original, compressed = sides(link_bytes_per_s)
+        return compressed.total_s < original.total_s
+
+    original, compressed = sides(setting.link_bytes_per_s)
+    return Verdict(
+        original=original,
+        compressed=compressed,
+        break_even_iterations=original.step_s / compressed.step_s if compressed.step_s else math.inf,
+        paying_links=_ranges(changes(pays, SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S)),
+    )
+
+
+def exchange(codec: Codec, setting: Setting) -> Side:
+    """Return a step whose gradients travel as `codec` leaves them; what encoding and decoding take is not in it."""
+    name, seconds, sent_bytes = (_sum if codec.summable else _gather)(codec, setting)
+    return Side(
+        compute_s=setting.compute_s,
+        exchange=name,
+        bytes_per_worker=sent_bytes,
+        exchange_s=seconds,
+        exposed_s=max(0.0, seconds - setting.overlap_s),
+    )
+
+
+def decoded_bytes(codec: Codec, num_bytes: float, workers: int) -> float:
+    """Return what a worker decodes in a step: one sum, or the gradient of every worker."""
+    touched_bytes = num_bytes * codec.ratio if codec.sparse else num_bytes
+    return touched_bytes if codec.summable else touched_bytes * workers
+
+
+def _sum(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    name, cost = fastest_allreduce(
+        setting.num_bytes * codec.ratio / codec.rounds,
+        setting.workers,
+        setting.link_bytes_per_s,
+        setting.latency_s,
+        algorithms=setting.algorithms,
+    )
+    return name, codec.rounds * cost.seconds, codec.rounds * cost.bytes_per_worker
+
+
+def _gather(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    all_bytes = setting.num_bytes * codec.ratio * setting.workers
+    cost = doubling_all_gather(all_bytes, setting.workers, setting.link_bytes_per_s, setting.latency_s)
+    return "all-gather", cost.seconds, cost.bytes_per_worker
+
+
+def _ranges(found: list[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
+    """Return the stretches on which it pays; the first begins at 0 and the last does not end."""
+    starts = [0.0, *(rate for rate, _ in found[1:])]
+    ends = [*starts[1:], math.inf]
+    return tuple((start, end) for start, end, (_, pays) in zip(starts, ends, found, strict=True) if pays)

@@ -1,0 +1,106 @@
+"""Whether compression pays: both sides against the sum written out, and the break-evens against the sides."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.planner.collectives import allreduce
+from shoal.planner.collectives.compression import CODECS, Codec, Setting, decoded_bytes, exchange, weigh
+from shoal.spec import plan
+from tests.planner import collective_programs as programs
+from tests.planner.message_simulation import Link, simulate
+
+SETTING = Setting(num_bytes=400e6, workers=16, link_bytes_per_s=1.25e9, latency_s=0.0, compute_s=0.3)
+
+
+def test_every_codec_of_a_plan_has_its_costs() -> None:
+    assert set(CODECS) == set(plan.CODECS)
+
+
+def test_the_example_of_the_module() -> None:
+    verdict = weigh(CODECS["topk"], SETTING, encode_bytes_per_s=2e9, decode_bytes_per_s=2e9, iterations=1.1)
+    assert verdict.original.step_s == pytest.approx(0.3 + 2 * 15 / 16 * 400e6 / 1.25e9)
+    assert verdict.compressed.exchange_s == pytest.approx(15 * 8e6 / 1.25e9)
+    assert verdict.compressed.encode_s == pytest.approx(0.2)
+    assert verdict.compressed.decode_s == pytest.approx(16 * 8e6 / 2e9)
+    assert verdict.compressed.step_s == pytest.approx(0.66)
+    assert verdict.compressed.total_s == pytest.approx(0.66 * 1.1)
+    assert verdict.pays
+    assert verdict.break_even_iterations == pytest.approx(0.9 / 0.66)
+
+
+def test_gathering_what_is_encoded_costs_what_its_messages_cost() -> None:
+    """Each worker has its own 8 MB, one piece of 128 MB, and all must end with all of them."""
+    workers, link = SETTING.workers, Link(SETTING.link_bytes_per_s, 1e-4)
+    held = [[1 << index if piece == index else 0 for piece in range(workers)] for index in range(workers)]
+    everyone = [programs.doubling_all_gather(index, workers) for index in range(workers)]
+    outcome = simulate(everyone, held, workers * 8e6, lambda _a, _b: link)
+    side = exchange(CODECS["topk"], dataclasses.replace(SETTING, latency_s=1e-4))
+    assert side.exchange_s == pytest.approx(outcome.seconds)
+    assert side.bytes_per_worker == pytest.approx(outcome.bytes_per_worker)
+
+
+def test_what_can_be_added_goes_through_an_all_reduce_in_the_codecs_number_of_rounds() -> None:
+    setting = dataclasses.replace(SETTING, latency_s=1e-4, algorithms={"ring": allreduce.ring})
+    bf16, powersgd = exchange(CODECS["bf16"], setting), exchange(CODECS["powersgd"], setting)
+    assert bf16.exchange_s == pytest.approx(allreduce.ring(200e6, 16, 1.25e9, 1e-4).seconds)
+    assert powersgd.exchange_s == pytest.approx(2 * allreduce.ring(400e6 / 256, 16, 1.25e9, 1e-4).seconds)
+    assert powersgd.bytes_per_worker == pytest.approx(2 * 15 / 16 * 400e6 / 128)
+    assert (bf16.exchange, exchange(CODECS["int8"], setting).exchange) == ("ring", "all-gather")
+
+
+@pytest.mark.parametrize(("workers", "more"), [(7, False), (9, True)])
+def test_gathered_gradients_outweigh_the_all_reduce_beyond_2_over_the_ratio_workers(workers: int, more: bool) -> None:
+    setting = dataclasses.replace(SETTING, workers=workers, algorithms={"ring": allreduce.ring})
+    gathered, summed = exchange(CODECS["int8"], setting), exchange(CODECS["none"], setting)
+    assert (gathered.bytes_per_worker > summed.bytes_per_worker) == more
+
+
+def test_what_is_decoded() -> None:
+    assert decoded_bytes(CODECS["bf16"], 100.0, 8) == 100, "the sum"
+    assert decoded_bytes(CODECS["int8"], 100.0, 8) == 800, "a whole gradient of each worker"
+    assert decoded_bytes(CODECS["topk"], 100.0, 8) == pytest.approx(16), "only what was sent"
+
+
+def test_nothing_to_gain_never_pays() -> None:
+    assert weigh(CODECS["none"], SETTING).paying_links == ()
+    assert not weigh(CODECS["none"], SETTING).pays
+    hidden = dataclasses.replace(SETTING, overlap_s=10.0)
+    assert not weigh(CODECS["bf16"], hidden, encode_bytes_per_s=1e12).pays
+    assert not weigh(CODECS["bf16"], dataclasses.replace(SETTING, workers=1), encode_bytes_per_s=1e12).pays
+
+
+def test_free_encoding_without_more_iterations_pays_on_any_link() -> None:
+    assert weigh(CODECS["bf16"], SETTING).paying_links == ((0.0, math.inf),)
+
+
+def test_only_what_is_exposed_counts() -> None:
+    side = exchange(CODECS["none"], dataclasses.replace(SETTING, overlap_s=0.25))
+    assert side.exposed_s == pytest.approx(side.exchange_s - 0.25)
+    assert side.step_s == pytest.approx(0.3 + 0.6 - 0.25)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    codec=st.builds(Codec, ratio=st.floats(0.001, 1), summable=st.booleans(), sparse=st.booleans()),
+    workers=st.integers(1, 100),
+    latency_s=st.floats(0, 1e-3),
+    iterations=st.floats(0.9, 2),
+    encode_rate=st.floats(1e8, 1e12),
+)
+def test_at_a_break_even_the_sides_are_equal(
+    codec: Codec, workers: int, latency_s: float, iterations: float, encode_rate: float
+) -> None:
+    setting = dataclasses.replace(SETTING, workers=workers, latency_s=latency_s)
+    rates = {"encode_bytes_per_s": encode_rate, "decode_bytes_per_s": encode_rate}
+    verdict = weigh(codec, setting, iterations=iterations, **rates)
+    again = weigh(codec, setting, iterations=verdict.break_even_iterations, **rates)
+    assert again.compressed.total_s == pytest.approx(again.original.total_s)
+    assert verdict.pays == (iterations < verdict.break_even_iterations)
+    assert verdict.pays == any(low <= setting.link_bytes_per_s < high for low, high in verdict.paying_links)
+    for edge in {edge for ends in verdict.paying_links for edge in ends} - {0.0, math.inf}:
+        there = weigh(codec, dataclasses.replace(setting, link_bytes_per_s=edge), iterations=iterations, **rates)
+        assert there.compressed.total_s == pytest.approx(there.original.total_s, rel=1e-5)
