@@ -1,0 +1,1 @@
+"""Which plan to take: the search, what each costs, why the others lost."""

@@ -1,0 +1,87 @@
+"""A plan with every figure that `shoal plan` shows of it, and that plan.toml keeps as [predicted]."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.planner.machine import Machine
+from shoal.planner.memory.peak import Peak, needed_bytes, peak
+from shoal.planner.search.shares import cut_batch
+from shoal.planner.time.refine import refine
+from shoal.planner.time.steptime import StepTime, as_measured, step_time
+from shoal.spec.plan import Plan, Predicted
+from shoal.spec.profile import Profile
+
+_LISTED_WORKERS = 16
+"""Up to how many workers a plan lists the peak of each; beyond, only the worst."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A plan and what it is predicted to cost."""
+
+    plan: Plan
+    time: StepTime
+    recompute_s: float
+    """Of the computing, what is done a second time."""
+    peak: Peak
+    needed_bytes: int
+    """What the device must have: the peak with its error bar, and what a process takes."""
+    samples_per_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures."""
+        parts = dataclasses.asdict(self.time) | {"comm_s": self.time.comm_s, "step_s": self.time.step_s}
+        return {
+            "plan": dataclasses.asdict(self.plan),
+            "time": parts | {"recompute_s": self.recompute_s},
+            "memory": {
+                "peak_bytes": self.peak.peak_bytes,
+                "needed_bytes": self.needed_bytes,
+                "parts": self.peak.parts,
+                "moment": self.peak.moment,
+            },
+            "samples_per_s": self.samples_per_s,
+        }
+
+
+def cost_plan(plan: Plan, profile: Profile, machine: Machine, *, batch_size: int) -> Ranked:
+    """Return `plan` with what it is predicted to cost."""
+    time = refine(profile, plan, machine, batch_size=batch_size)
+    return with_figures(plan, time, profile, machine, batch_size)
+
+
+def with_figures(plan: Plan, time: StepTime, profile: Profile, machine: Machine, batch_size: int) -> Ranked:
+    """Return `plan`, whose step takes `time` by arithmetic, with that as it is to be expected, and its memory."""
+    time = as_measured(time, profile, plan, machine, batch_size=batch_size)
+    parts = cut_batch(plan, batch_size)
+    peaks = {part: peak(profile, plan, samples=part, device=machine.device) for part in set(parts)}
+    worst = max(peaks.values(), key=lambda each: each.peak_bytes)
+    listed: tuple[int, ...] = (worst.peak_bytes,)
+    if plan.workers <= _LISTED_WORKERS:
+        replicas = [part for part in parts for _ in range(plan.mesh.tensor)] * plan.mesh.pipeline
+        listed = tuple(peaks[part].peak_bytes for part in replicas)
+    predicted = Predicted(
+        step_s=time.step_s,
+        comm_s=time.comm_s,
+        samples_per_s=batch_size / time.step_s,
+        peak_bytes=listed,
+        bubble_s=time.bubble_s,
+        inside_bytes=time.inside_bytes,
+        between_bytes=time.between_bytes,
+    )
+    return Ranked(
+        plan=dataclasses.replace(plan, predicted=predicted),
+        time=time,
+        recompute_s=_recompute_part(plan, profile, machine, batch_size) * time.compute_s,
+        peak=worst,
+        needed_bytes=needed_bytes(worst, machine.device),
+        samples_per_s=batch_size / time.step_s,
+    )
+
+
+def _recompute_part(plan: Plan, profile: Profile, machine: Machine, batch_size: int) -> float:
+    """Return which part of the computing is done a second time."""
+    once = dataclasses.replace(plan, recompute="none")
+    both_s, once_s = (step_time(profile, each, machine, batch_size=batch_size).compute_s for each in (plan, once))
+    return max(0.0, 1 - once_s / both_s) if both_s else 0.0
