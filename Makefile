@@ -1,10 +1,10 @@
-# make demo: train examples/gpt.py with two workers for about a minute.   make test: everything CI runs.
+# make demo: measure this machine, then train examples/gpt.py with two workers for about a minute.   make test: everything CI runs.
 # Both need Python 3.11 or newer and make; all else is installed into .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test check format bench exact clean
+.PHONY: setup demo test check format bench bench-planner exact clean
 
 # The file is made last: a setup that was cut short starts again, one that is done is instant.
 setup: .venv/.done
@@ -16,6 +16,7 @@ setup: .venv/.done
 	@touch $@
 
 demo: setup
+	$(BIN)/shoal probe
 	$(BIN)/shoal train examples/gpt.py --workers 2
 
 test: setup
@@ -36,6 +37,16 @@ bench: setup
 	$(BIN)/shoal bench step examples/digits.py --steps 20
 	$(BIN)/shoal train examples/digits.py --steps 50 --runs runs/bench --json > /dev/null
 	$(BIN)/shoal bench start "runs/bench/$$(ls -t runs/bench | head -n 1)"
+
+# The figures of docs/accuracy.md. TRUTH is the folder of the public measurements, a100_single_node.csv and
+# a100_multi_node.csv, which are not part of shoal. 10 minutes.
+bench-planner: setup
+	@test -n "$(TRUTH)" || echo "Without TRUTH=FOLDER, the step times on A100 clusters are left out."
+	@test -z "$(TRUTH)" || $(BIN)/python benchmarks/planner.py --truth "$(TRUTH)"
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/trace_llama.py
+	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/demo.py
 
 # The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
 exact: setup

@@ -3,14 +3,23 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.api import fit as fit
+    from shoal.api import plan as plan
     from shoal.api import start as start
     from shoal.api import train as train
     from shoal.core.errors import ShoalError as ShoalError
+    from shoal.planner.memory.fit import Estimate as Estimate
+    from shoal.planner.search.ranking import Ranking as Ranking
     from shoal.report.summary import Summary as Summary
+    from shoal.spec.cluster import Cluster as Cluster
+    from shoal.spec.cluster import Node as Node
+    from shoal.spec.device import Device as Device
+    from shoal.spec.device import Link as Link
     from shoal.spec.job import Job as Job
     from shoal.spec.plan import Batch as Batch
     from shoal.spec.plan import Mesh as Mesh
     from shoal.spec.plan import Plan as Plan
+    from shoal.spec.plan import Sync as Sync
     from shoal.training.run import Run as Run
 
 __version__ = "0.1.0"
@@ -18,17 +27,45 @@ __version__ = "0.1.0"
 # Where each public name lives. It is imported when first used: `import shoal` alone takes no torch with it.
 _HOMES = {
     "Batch": "shoal.spec.plan",
+    "Cluster": "shoal.spec.cluster",
+    "Device": "shoal.spec.device",
+    "Estimate": "shoal.planner.memory.fit",
     "Job": "shoal.spec.job",
+    "Link": "shoal.spec.device",
     "Mesh": "shoal.spec.plan",
+    "Node": "shoal.spec.cluster",
     "Plan": "shoal.spec.plan",
+    "Ranking": "shoal.planner.search.ranking",
     "Run": "shoal.training.run",
     "ShoalError": "shoal.core.errors",
     "Summary": "shoal.report.summary",
+    "Sync": "shoal.spec.plan",
+    "fit": "shoal.api",
+    "plan": "shoal.api",
     "start": "shoal.api",
     "train": "shoal.api",
 }
 
-__all__ = ["Batch", "Job", "Mesh", "Plan", "Run", "ShoalError", "Summary", "start", "train"]
+__all__ = [
+    "Batch",
+    "Cluster",
+    "Device",
+    "Estimate",
+    "Job",
+    "Link",
+    "Mesh",
+    "Node",
+    "Plan",
+    "Ranking",
+    "Run",
+    "ShoalError",
+    "Summary",
+    "Sync",
+    "fit",
+    "plan",
+    "start",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

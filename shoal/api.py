@@ -17,13 +17,18 @@ from shoal.core.toml import read_toml
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
 from shoal.launch.worker_command import worker_command
+from shoal.planner.memory.fit import Estimate
+from shoal.planner.search.ranking import Ranking
 from shoal.report.live import LiveView
 from shoal.report.page import write_page
 from shoal.report.summary import Summary, summarize
+from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan
+from shoal.training.fitting import fit_job
 from shoal.training.jobfile import load_job
 from shoal.training.loop import train_all
+from shoal.training.planning import plan_job
 from shoal.training.prepare import prepare_run
 from shoal.training.run import Run, open_run
 from shoal.training.worker import report_error
@@ -51,16 +56,46 @@ def train(
     return _train_here(job, plan, file=_main_file(), name=name, runs=Path(runs))
 
 
-def train_file(file: Path, plan: Plan, *, steps: int | None, name: str | None, runs: Path, console: Console) -> Summary:
+def fit(job: Job, *, device: str | None = None, micro_batch: int | None = None, precision: str = "fp32") -> Estimate:
+    """Return whether `job` fits one `device` of the catalog (without one, this machine's), and what would make it fit.
+
+    The model is traced on fake tensors: that takes no GPU, and none of the memory it needs.
+    """
+    return fit_job(job, device=device, micro_batch=micro_batch, precision=precision)
+
+
+def plan(job: Job, cluster: Cluster | str | Path | None = None, *, precision: str = "fp32", keep: int = 5) -> Ranking:
+    """Return the `keep` best plans for `job` on `cluster` (a file's path will do), or on this machine.
+
+    A calibration beside the cluster's file is used. The best is `ranking.plans[0].plan`.
+    """
+    folder = Path()
+    if isinstance(cluster, (str, Path)):
+        folder, cluster = Path(cluster).parent, read_toml(Cluster, Path(cluster))
+    return plan_job(job, cluster, precision=precision, keep=keep, folder=folder)
+
+
+def train_file(
+    file: Path,
+    plan: Plan,
+    *,
+    steps: int | None,
+    name: str | None,
+    runs: Path,
+    cluster: Path | None = None,
+    console: Console,
+) -> Summary:
     """Train the job in `file` under `plan`: by workers started here, or as one that torchrun or srun started."""
     job = load_job(file).with_steps(steps)
     if read_rank() is None:
-        return launch(job, plan, file=file, variable="job", name=name, runs=runs, console=console)
-    return _train_here(job, plan, file=file, name=name, runs=runs)
+        return launch(job, plan, file=file, variable="job", name=name, runs=runs, cluster=cluster, console=console)
+    return _train_here(job, plan, file=file, name=name, runs=runs, cluster=cluster)
 
 
-def _train_here(job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path) -> Summary:
-    with _joined(job, plan, file=file, name=name, runs=runs) as run, _view(run) as view:
+def _train_here(
+    job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path, cluster: Path | None = None
+) -> Summary:
+    with _joined(job, plan, file=file, name=name, runs=runs, cluster=cluster) as run, _view(run) as view:
         train_all(run, on_step=view.poll)
     return summarize(run.folder)
 
@@ -78,10 +113,12 @@ def start(
 
 
 @contextmanager
-def _joined(job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path) -> Iterator[Run]:
+def _joined(
+    job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: Path, cluster: Path | None = None
+) -> Iterator[Run]:
     rank = read_rank() or ALONE
     store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
-    folder = _agree_on_folder(job, plan, rank, store, file=file, name=name, runs=runs)
+    folder = _agree_on_folder(job, plan, rank, store, file=file, name=name, runs=runs, cluster=cluster)
     log = EventLog(folder.events_of(rank.index))
     status, message = "stopped", ""
     try:
@@ -99,10 +136,20 @@ def _joined(job: Job, plan: Plan, *, file: Path | None, name: str | None, runs: 
 
 
 def launch(
-    job: Job, plan: Plan, *, file: Path, variable: str, name: str | None, runs: Path, console: Console
+    job: Job,
+    plan: Plan,
+    *,
+    file: Path,
+    variable: str,
+    name: str | None,
+    runs: Path,
+    cluster: Path | None = None,
+    console: Console,
 ) -> Summary:
     """Train `job`, which `file` holds in `variable`, by worker processes on this machine, and show how it goes."""
-    folder = prepare_run(job, plan, file=file, variable=variable, runs=runs, name=name, say=console.print)
+    folder = prepare_run(
+        job, plan, file=file, variable=variable, runs=runs, name=name, cluster=cluster, say=console.print
+    )
     status, message = "failed", ""
     try:
         with LiveView(folder, steps=job.total_steps, unit=job.unit, console=console) as view:
@@ -128,16 +175,24 @@ def _conclude(folder: RunFolder, status: str, message: str) -> None:
 
 def _resolve(plan: Plan | str | Path | None, workers: int | None) -> Plan:
     """Return the plan that was asked for: itself, from a file, or plain data parallelism over the workers."""
-    if isinstance(plan, Plan):
-        return plan
     if plan is not None and plan != "auto":
-        return read_toml(Plan, Path(plan))
+        if workers is not None:
+            raise ConfigError(f"workers={workers} beside a plan, which has its own number. Give one of the two.")
+        return plan if isinstance(plan, Plan) else read_toml(Plan, Path(plan))
     rank = read_rank()
     return Plan(mesh=Mesh(replicate=workers or (rank.workers if rank else 1)))
 
 
 def _agree_on_folder(
-    job: Job, plan: Plan, rank: Rank, store: Store | None, *, file: Path | None, name: str | None, runs: Path
+    job: Job,
+    plan: Plan,
+    rank: Rank,
+    store: Store | None,
+    *,
+    file: Path | None,
+    name: str | None,
+    runs: Path,
+    cluster: Path | None,
 ) -> RunFolder:
     """Worker 0 makes the run folder and tells the others where it is. Called by every worker."""
     if plan.workers != rank.workers:
@@ -146,7 +201,7 @@ def _agree_on_folder(
             f"Start it with: torchrun --nproc-per-node {plan.workers} {Path(sys.argv[0]).name}"
         )
     if rank.index == 0:
-        folder = prepare_run(job, plan, file=file, runs=runs, name=name, say=_console().print)
+        folder = prepare_run(job, plan, file=file, runs=runs, name=name, cluster=cluster, say=_console().print)
         if store is not None:
             store.set("run", str(folder.path.resolve()))
         return folder

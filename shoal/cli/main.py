@@ -7,10 +7,19 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, report, train, worker
+from shoal.cli import bench, cost, fit, plan, probe, report, train, worker
 from shoal.core.errors import ShoalError, WorkerFailed
 
-VERBS = {"train": train, "report": report, "bench": bench, "worker": worker}
+VERBS = {
+    "fit": fit,
+    "plan": plan,
+    "train": train,
+    "report": report,
+    "probe": probe,
+    "cost": cost,
+    "bench": bench,
+    "worker": worker,
+}
 
 _ABOUT = """\
 Takes an ordinary PyTorch model from one process to many machines.
@@ -19,6 +28,8 @@ The number of workers changes how fast you train, never what you train.
 
 _EXAMPLE = """\
 example:
+  shoal fit examples/gpt.py --device H200      does it fit, and what would make it fit
+  shoal plan examples/gpt.py --nodes 2 --device H100 --link ib-ndr       the five best plans
   shoal train examples/gpt.py --workers 2      train with two workers on this machine
   shoal report runs/gpt-1                      see where the time went
 """

@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--micro-batch", type=int, metavar="M", help="samples in one forward; more are accumulated")
     parser.add_argument("--precision", metavar="P", help="fp32 (default) or bf16")
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="TOML",
+        help="what `shoal probe` measured (default: cluster.toml, if it is here)",
+    )
     parser.add_argument("--steps", type=int, metavar="S", help="train for S steps instead of the job's own length")
     parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
@@ -45,14 +51,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"there is no file {file}.")
     if arguments.steps is not None and arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: train for at least 1 step.")
+    if arguments.cluster is not None and not arguments.cluster.is_file():
+        raise ConfigError(f"there is no file {arguments.cluster}. Measure this machine: shoal probe")
     from rich.console import Console
 
     console = Console(stderr=True)
     if not _is_echo():
-        console.print(f"{file.name}: tracing the model and measuring this machine ...", highlight=False, markup=False)
+        console.print(f"{file.name}: tracing the model ...", highlight=False, markup=False)
     from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
 
-    summary = train_file(file, plan, steps=arguments.steps, name=arguments.name, runs=arguments.runs, console=console)
+    summary = train_file(
+        file,
+        plan,
+        steps=arguments.steps,
+        name=arguments.name,
+        runs=arguments.runs,
+        cluster=arguments.cluster,
+        console=console,
+    )
     if _is_echo():
         return 0
     if arguments.json:

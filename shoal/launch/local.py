@@ -74,6 +74,8 @@ def _environment(workers: int, host: str, port: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        # Without gaps in a GPU's memory, which took up to a quarter of the peak (docs/accuracy.md).
+        "PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **os.environ,
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),

@@ -13,19 +13,19 @@ import torch
 
 import shoal
 from shoal.core.errors import PlanError
-from shoal.core.host import memory_bytes, processor_name, usable_cores
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.data.partition import parts
-from shoal.spec.cluster import Cluster, Node
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.spec.record import JobRecord, RunRecord
-from shoal.training.predict import Say, predict_plan
+from shoal.training.host import Say, measured_host, probed_host
+from shoal.training.predict import predict_plan
 
 
 def check_plan(plan: Plan, job: Job) -> None:
-    """Raise PlanError if `plan` leaves a worker of `job` without work."""
+    """Raise PlanError if `plan` cannot be run, or leaves a worker of `job` without work."""
+    _check_supported(plan)
     if plan.workers > len(job.data):
         raise PlanError(f"{plan.workers} workers for {len(job.data)} samples. Use at most {len(job.data)} workers.")
     if plan.workers > job.batch_size:
@@ -42,28 +42,50 @@ def check_plan(plan: Plan, job: Job) -> None:
             )
 
 
+def _check_supported(plan: Plan) -> None:
+    """Raise PlanError for what can be planned and not yet be run."""
+    asked = {
+        "mesh.pipeline": (plan.mesh.pipeline, 1),
+        "mesh.shard": (plan.mesh.shard, 1),
+        "mesh.tensor": (plan.mesh.tensor, 1),
+        "recompute": (plan.recompute, "none"),
+        "sync.mode": (plan.sync.mode, "all-reduce"),
+        "sync.codec": (plan.sync.codec, "none"),
+    }
+    for name, (value, usual) in asked.items():
+        if value != usual:
+            raise PlanError(
+                f"{name}={value!r} can be planned, but not be run yet. Use {name}={usual!r}: so far `shoal train` runs "
+                "data parallelism, with mesh.replicate, micro_batch, shares and precision."
+            )
+
+
 def prepare_run(
-    job: Job, plan: Plan, *, file: Path | None, variable: str = "job", runs: Path, name: str | None, say: Say
+    job: Job,
+    plan: Plan,
+    *,
+    file: Path | None,
+    variable: str = "job",
+    runs: Path,
+    name: str | None,
+    cluster: Path | None = None,
+    say: Say,
 ) -> RunFolder:
-    """Make the run folder of `job` under `plan`: everything a worker needs to start."""
+    """Make the run folder of `job` under `plan`: everything a worker needs to start.
+
+    What the plan is predicted to cost goes by the file `cluster`, by cluster.toml, or by a brief measurement.
+    """
     check_plan(plan, job)
-    plan = dataclasses.replace(plan, predicted=predict_plan(job, plan, say=say))
+    host = probed_host(cluster, say=say) or measured_host()
+    plan = dataclasses.replace(plan, predicted=predict_plan(job, plan, cluster=host, say=say))
     folder = RunFolder.create(runs, name, stem=file.stem if file else "run")
     if file:
         shutil.copyfile(file, folder.code / file.name)
     write_toml(folder.job_toml, _job_record(job, file, variable))
     write_toml(folder.plan_toml, plan)
-    write_toml(folder.cluster_toml, this_host())
+    write_toml(folder.cluster_toml, host)
     write_toml(folder.run_toml, _run_record(folder))  # last: a folder with run.toml is complete
     return folder
-
-
-def this_host() -> Cluster:
-    """Return the cluster that consists of this host alone."""
-    gpus = torch.cuda.device_count()
-    device = torch.cuda.get_device_name(0) if gpus else processor_name()
-    node = Node(host=platform.node(), cores=usable_cores(), memory_bytes=memory_bytes(), device=device, devices=gpus)
-    return Cluster(nodes=(node,))
 
 
 def _job_record(job: Job, file: Path | None, variable: str) -> JobRecord:

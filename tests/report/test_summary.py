@@ -75,6 +75,9 @@ def test_the_json_holds_every_promised_key_and_is_plain(run: RunFolder) -> None:
         "comm_s": 0.01,
         "samples_per_s": 100.0,
         "peak_bytes": [50_000_000, 50_000_000],
+        "bubble_s": 0.0,
+        "inside_bytes": 0,
+        "between_bytes": 0,
     }
 
 
