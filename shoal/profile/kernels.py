@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shoal.profile.torch_private import without_autocast
+from shoal.profile.torch_private import cpu_kernels_replaced, without_autocast
 
 _ATEN = torch.ops.aten
 _FLASH_HEAD = 256
@@ -49,17 +49,11 @@ def rounded(num_bytes: int) -> int:
 @contextlib.contextmanager
 def gpu_kernels() -> Iterator[None]:
     """Trace, while it lasts, what a GPU would run."""
-    choices: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, kernel in (("scaled_dot_product_attention", _attention), ("dropout", _dropout)):
-        choices.impl(name, kernel, "AutogradCPU")
-    for name in _IN_FLOAT32:
-        choices.impl(name, _in_float32(_overload(name)), "AutocastCPU")
-    for name in _TO_FLOAT32:
-        choices.impl(name, _to_float32(_overload(name)), "AutocastCPU")
-    try:
+    chosen: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
+    widened = {name: _in_float32(_overload(name)) for name in _IN_FLOAT32}
+    widened |= {name: _to_float32(_overload(name)) for name in _TO_FLOAT32}
+    with cpu_kernels_replaced(chosen, key="AutogradCPU"), cpu_kernels_replaced(widened, key="AutocastCPU"):
         yield
-    finally:
-        choices._destroy()
 
 
 def as_on_gpu(optimizer: Any) -> Any:

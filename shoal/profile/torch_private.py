@@ -1,5 +1,7 @@
 """The private parts of torch that tracing stands on. When they move, tests/profile/test_torch_private.py says which."""
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,9 +22,22 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "cpu_kernels_replaced",
     "tree_map_only",
     "without_autocast",
 ]
+
+
+@contextlib.contextmanager
+def cpu_kernels_replaced(kernels: Mapping[str, Callable[..., Any]], *, key: str) -> Iterator[None]:
+    """Run `kernels`, by the names of aten's operations, in place of torch's own for the dispatch key `key`."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, key)
+        yield
+    finally:
+        library._destroy()
 
 
 def without_autocast() -> Any:

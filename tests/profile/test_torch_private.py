@@ -15,7 +15,9 @@ from shoal.profile.torch_private import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    cpu_kernels_replaced,
     tree_map_only,
+    without_autocast,
 )
 
 
@@ -70,3 +72,14 @@ def test_a_storage_keeps_its_identity_and_can_be_watched_until_it_dies() -> None
         assert watch() is tensor.view(2, 2).untyped_storage()
         del tensor
     assert died == [True]
+
+
+def test_a_cpu_kernel_can_be_replaced_for_a_while() -> None:
+    with cpu_kernels_replaced({"dropout": lambda tensor, *_: tensor + 1}, key="AutogradCPU"):
+        assert torch.nn.functional.dropout(torch.zeros(3)).tolist() == [1, 1, 1]
+    assert torch.nn.functional.dropout(torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_autocast_can_be_left_out_inside_its_own_kernels() -> None:
+    with torch.autocast("cpu", torch.bfloat16), without_autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
