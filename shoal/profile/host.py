@@ -92,8 +92,7 @@ def device_from(
     """Return the device that `measured` is about: one table a worker, taken at the same time.
 
     With `shared`, all workers ran on the one device, and its rates are the sum of theirs; else each had its own, and
-    the rates are those of the mean. The size at which a product has half the rate is that of the precision which
-    people train with there: float32 on a processor, bfloat16 on a GPU.
+    the rates are those of the mean. The size at which a product has half the rate is that of the faster precision.
     """
     count = len(measured) if shared else 1
     mean = {name: sum(table[name] for table in measured) / len(measured) for name in measured[0]}
@@ -113,7 +112,7 @@ def device_from(
         operation_s=mean["operation"],
         copy_to_bytes_per_s=count / mean["copy to"],
         copy_from_bytes_per_s=count / mean["copy from"],
-        half_rate_flops=half if shared else bf16_half,
+        half_rate_flops=half if rate > bf16_rate else bf16_half,
     )
 
 

@@ -42,7 +42,8 @@ class Device:
     matmul_fraction: float = 1.0
     """The part of the rates above that the largest products reach."""
     half_rate_flops: float = 0.0
-    """The size of a product, in operations, at which half of that is reached: rate(f) = full * f / (f + half)."""
+    """The size of a product, in operations, at which half of that is reached in the faster of the two precisions:
+    rate(f) = full * f / (f + half). In the other, products lose the same time to it."""
 
     def __post_init__(self) -> None:
         rates = (self.matmul_flops_per_s, self.bf16_matmul_flops_per_s, self.memory_bytes_per_s, self.matmul_fraction)

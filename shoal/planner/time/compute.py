@@ -44,9 +44,10 @@ def rates_of(machine: Machine, precision: str, *, neighbours: int) -> Rates:
     crowd = neighbours if machine.shared else 1
     peak = device.bf16_matmul_flops_per_s if precision == "bf16" else device.matmul_flops_per_s
     flops_per_s = peak * device.matmul_fraction / crowd
+    fastest = max(device.matmul_flops_per_s, device.bf16_matmul_flops_per_s) * device.matmul_fraction / crowd
     return Rates(
         flops_per_s=flops_per_s,
-        half_s=device.half_rate_flops / flops_per_s,
+        half_s=device.half_rate_flops / fastest,
         memory_bytes_per_s=device.memory_bytes_per_s / crowd,
         update_bytes_per_s=(device.update_bytes_per_s or device.memory_bytes_per_s) / crowd,
         operation_s=device.operation_s,
