@@ -12,7 +12,7 @@ EXAMPLE = """\
 example:
   shoal fit train.py --device H200 --micro-batch 8
   shoal fit config.json --device A100-80 --micro-batch 1 --sequence 4096     a Hugging Face config file
-  shoal fit train.py                                                        on this machine
+  shoal fit train.py --layers                                               on this machine, layer by layer
 """
 
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch", type=int, metavar="M", help="samples in one forward (default: the whole batch; 1 for a config)"
     )
     parser.add_argument("--precision", default="fp32", help=f"{' or '.join(PRECISIONS)} (autocast) (default: fp32)")
+    parser.add_argument("--layers", action="store_true", help="also show what was traced of each layer")
     parser.add_argument("--sequence", type=int, metavar="S", help="tokens in a sample, for a config file")
 
 
@@ -56,5 +57,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from shoal.cli.fit_table import render
 
-        Console().print(render(estimate))
+        Console().print(render(estimate, layers=arguments.layers))
     return 0

@@ -23,9 +23,10 @@ _NAMES = {
 _BAR = 24
 
 
-def render(estimate: Estimate) -> Group:
-    """Return the verdict, the table of the peak and that of the changes."""
-    return Group(_verdict(estimate), _peak_table(estimate), *_changes(estimate))
+def render(estimate: Estimate, *, layers: bool = False) -> Group:
+    """Return the verdict, the table of the peak and that of the changes; with `layers`, also one of all layers."""
+    traced = [_layer_table(estimate)] if layers else []
+    return Group(_verdict(estimate), _peak_table(estimate), *traced, *_changes(estimate))
 
 
 def _verdict(estimate: Estimate) -> Text:
@@ -56,6 +57,24 @@ def _peak_table(estimate: Estimate) -> Table:
     beyond_bytes = estimate.needed_bytes - estimate.peak_bytes
     table.add_row("error, allocator's gaps, context", format_bytes(beyond_bytes), "")
     table.add_row("needed", format_bytes(estimate.needed_bytes), "", style="bold")
+    return table
+
+
+def _layer_table(estimate: Estimate) -> Table:
+    table = Table(title="\nLayers, in the order in which they run", title_justify="left", box=None, pad_edge=False)
+    table.add_column("layer")
+    for column in ("parameters", "FLOPs forward", "backward", "saved", "peak forward", "backward"):
+        table.add_column(column, justify="right")
+    for layer in estimate.layers:
+        table.add_row(
+            layer.name if layer.repeats == 1 else f"{layer.name} and {layer.repeats - 1} more like it",
+            format_count(layer.parameters),
+            format_count(layer.forward.flops),
+            format_count(layer.backward.flops),
+            format_bytes(layer.saved_bytes),
+            format_bytes(layer.forward.peak_bytes),
+            format_bytes(layer.backward.peak_bytes),
+        )
     return table
 
 

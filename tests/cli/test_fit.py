@@ -67,6 +67,13 @@ def test_the_table_says_what_the_memory_goes_to_and_what_to_change(capfd: pytest
         assert words in out
 
 
+def test_layers_are_shown_in_the_order_in_which_they_run(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(GPT), "--device", "H200", "--layers"]) == 0
+    out = capfd.readouterr().out
+    places = [out.index(words) for words in ("token", "blocks.0 and 5 more like it", "norm  ", "loss  ")]
+    assert places == sorted(places)
+
+
 def test_a_config_that_does_not_fit_is_answered_with_what_would_make_it(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from shoal.planner.search.validate import divisors
 from shoal.planner.time.steptime import step_time
 from shoal.spec.device import Device
 from shoal.spec.plan import Batch, Mesh, Plan
-from shoal.spec.profile import Profile
+from shoal.spec.profile import Layer, Profile
 
 _DEGREES = tuple(2**power for power in range(1, 11))
 _PER_NODE = 8
@@ -73,6 +73,8 @@ class Estimate:
     largest_micro_batch: int
     """The largest that fits as things are; 0: none does."""
     changes: tuple[Change, ...]
+    layers: tuple[Layer, ...]
+    """What was traced of each layer, in the order in which they run."""
 
     @property
     def margin_bytes(self) -> int:
@@ -107,6 +109,7 @@ def estimate_fit(
         parameters=profile_in(precision).parameters,
         largest_micro_batch=trial.largest_micro_batch(plan),
         changes=tuple(trial.changes(plan)),
+        layers=profile_in(precision).layers,
     )
 
 
