@@ -28,14 +28,21 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     machine = machine_of(cluster, per_node=arguments.per_node) if cluster else None
     with Console(stderr=True).status("fitting"):
         report = calibrate_and_test(arguments.calibrate, arguments.test, machine=machine)
-    path = save_calibration(report.calibration, cluster_folder(arguments))
+    path = save_calibration(report.calibration, cluster_folder(arguments)) if report.helps else None
     if arguments.json:
-        print(json.dumps(report.as_json() | {"written": str(path)}, allow_nan=False))
+        print(json.dumps(report.as_json() | {"written": str(path) if path else None}, allow_nan=False))
         return 0
     console = Console()
     for block in _blocks(report):
         console.print(block)
-    console.print(f"{path} holds the fit; shoal plan uses it for {report.calibration.device}.", highlight=False)
+    if path is None:
+        console.print(
+            "The fit predicts steps that it has not seen no better than the figures it started from: it is not kept. "
+            "Calibrate from more runs, or from calmer ones.",
+            highlight=False,
+        )
+    else:
+        console.print(f"{path} holds the fit; shoal plan uses it for {report.calibration.device}.", highlight=False)
     return 0
 
 
@@ -45,6 +52,8 @@ def _blocks(report: CalibrationReport) -> Iterator[RenderableType]:
     errors = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("", "steps", "mean error", "worst"):
         errors.add_column(name, justify="left" if not name else "right")
+    if report.unfitted is not None:
+        errors.add_row("before the fit", *_cells(report.unfitted))
     if report.held_out is not None:
         errors.add_row("held out (each by a fit to the others)", *_cells(report.held_out))
     for name, found in report.tested_files.items() if report.tested_files is not report.held_out_files else ():

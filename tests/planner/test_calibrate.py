@@ -248,6 +248,16 @@ def test_each_of_several_runs_is_predicted_from_the_others(tmp_path: Path) -> No
     assert held_out.worst_abs_error == pytest.approx(0.13 / 0.12 - 1)
 
 
+def test_a_fit_that_predicts_others_no_better_than_none_does_not_help(tmp_path: Path) -> None:
+    alike = [make_run(tmp_path / "a", busy_s=0.16, comm_s=0.02), make_run(tmp_path / "b", busy_s=0.17, comm_s=0.02)]
+    assert calibrate_and_test(alike).helps
+    disturbed = [make_run(tmp_path / "c", busy_s=0.07, comm_s=0.02), make_run(tmp_path / "d", busy_s=0.9, comm_s=0.02)]
+    report = calibrate_and_test(disturbed)
+    assert not report.helps
+    assert report.unfitted is not None
+    assert report.unfitted.worst_abs_error == pytest.approx(1 - 0.1 / 0.92)
+
+
 def test_a_run_without_prediction_or_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no prediction"):
         calibrate_and_test([make_run(tmp_path / "a", busy_s=1, comm_s=1, predicted=False)])

@@ -13,7 +13,7 @@ from shoal.core.toml import read_toml
 from shoal.planner.calibration.calibrate import as_calibration, fit, predict_s, rank_s
 from shoal.planner.calibration.calibration import Calibration, Constants, constants_of
 from shoal.planner.calibration.measured import Measured, read_rows
-from shoal.planner.calibration.run_ratio import calibrate_runs
+from shoal.planner.calibration.run_ratio import calibrate_runs, read_run
 from shoal.planner.catalog import read_device, read_link
 from shoal.planner.machine import Machine, machine_of
 from shoal.spec.cluster import Cluster
@@ -56,6 +56,8 @@ class CalibrationReport:
     calibration: Calibration
     before: Constants
     """The constants as the catalog has them."""
+    unfitted: Errors | None
+    """How far off the rows of the fit were without it."""
     tested: Errors | None
     """On the rows of the test; without one, held out."""
     tested_files: dict[str, Errors]
@@ -64,6 +66,13 @@ class CalibrationReport:
     held_out_files: dict[str, Errors]
     rankings: tuple[Ranking, ...]
     """Of the test; without one, each by a fit to other models."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether it predicts rows that it has not seen better than no fit does; without such rows, it is believed."""
+        if self.held_out is None or self.unfitted is None:
+            return True
+        return self.held_out.mean_abs_error < self.unfitted.mean_abs_error
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -81,6 +90,7 @@ class CalibrationReport:
             "rows": tested["rows"],
             "files": {name: dataclasses.asdict(errors) for name, errors in self.tested_files.items()},
             "held_out": held_out,
+            "unfitted": dataclasses.asdict(self.unfitted) if self.unfitted else None,
             "ranking": [dataclasses.asdict(each) | {"among_three": each.among_three} for each in self.rankings],
             "fitted_on": {"rows": self.calibration.rows, "files": list(self.calibration.fitted_on)},
             "device": self.calibration.device,
@@ -169,6 +179,7 @@ def _from_rows(rows: list[Measured], others: list[Measured], machine: Machine) -
     return CalibrationReport(
         calibration=_with_errors(as_calibration(rows, fitted), held_out, folds=folds),
         before=constants_of(machine),
+        unfitted=errors_by_file(rows, [machine] * len(rows))[0],
         tested=tested,
         tested_files=tested_files,
         held_out=held_out,
@@ -189,6 +200,7 @@ def _from_runs(train: Sequence[Path], test: Sequence[Path], machine: Machine) ->
     return CalibrationReport(
         calibration=_with_errors(calibration, held_out, folds=folds),
         before=constants_of(machine),
+        unfitted=errors(train, lambda path: read_run(path).error)[0],
         tested=tested,
         tested_files=tested_files,
         held_out=held_out,

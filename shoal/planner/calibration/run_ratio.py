@@ -31,6 +31,11 @@ class RunTimes(NamedTuple):
     busy_s: float
     comm_s: float
 
+    @property
+    def error(self) -> float:
+        """How far off its prediction was."""
+        return (self.predicted_busy_s + self.predicted_comm_s) / (self.busy_s + self.comm_s) - 1
+
 
 def calibrate_runs(paths: Sequence[Path], machine: Machine) -> tuple[Calibration, Callable[[Path], float]]:
     """Return a calibration from the runs at `paths`, and what says how far a run's corrected prediction is off."""
