@@ -48,8 +48,10 @@ def test_the_rates_are_those_of_the_measured_sizes(probed: tuple[Path, dict[str,
     path, printed = probed
     device = next(iter(read_toml(Cluster, path).devices.values()))
     for precision, full in (("fp32", device.matmul_flops_per_s), ("bf16", device.bf16_matmul_flops_per_s)):
-        best = max(rate for _, rate in printed["products"][precision])
-        assert best <= full <= 2 * best  # the start of the operation is taken off, at most half of a product
+        rates = [rate for _, rate in printed["products"][precision]]
+        # A fit to all of them: above the slowest, and not far beyond the best, which the start of the operation, taken
+        # off, and a disturbed round may hide.
+        assert min(rates) <= full <= 4 * max(rates)
     sizes = [size for size, _ in printed["messages"]]
     assert sizes == sorted(sizes)
 
