@@ -26,6 +26,7 @@ from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan
 from shoal.training.fitting import fit_job
+from shoal.training.host import Say
 from shoal.training.jobfile import load_job
 from shoal.training.loop import train_all
 from shoal.training.planning import plan_job
@@ -148,7 +149,7 @@ def launch(
 ) -> Summary:
     """Train `job`, which `file` holds in `variable`, by worker processes on this machine, and show how it goes."""
     folder = prepare_run(
-        job, plan, file=file, variable=variable, runs=runs, name=name, cluster=cluster, say=console.print
+        job, plan, file=file, variable=variable, runs=runs, name=name, cluster=cluster, say=_say(console)
     )
     status, message = "failed", ""
     try:
@@ -201,7 +202,7 @@ def _agree_on_folder(
             f"Start it with: torchrun --nproc-per-node {plan.workers} {Path(sys.argv[0]).name}"
         )
     if rank.index == 0:
-        folder = prepare_run(job, plan, file=file, runs=runs, name=name, cluster=cluster, say=_console().print)
+        folder = prepare_run(job, plan, file=file, runs=runs, name=name, cluster=cluster, say=_say(_console()))
         if store is not None:
             store.set("run", str(folder.path.resolve()))
         return folder
@@ -234,3 +235,8 @@ def _view(run: Run) -> LiveView:
 
 def _console() -> Console:
     return Console(stderr=True)
+
+
+def _say(console: Console) -> Say:
+    # Not as markup: a path may have [brackets] in it.
+    return lambda line: console.print(line, markup=False, highlight=False)

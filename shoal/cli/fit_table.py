@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.core.units import format_bytes, format_count
-from shoal.planner.memory.fit import Change, Estimate
+from shoal.planner.memory.fit import MOST_SAMPLES, Change, Estimate
 
 _NAMES = {
     "parameters": "parameters",
@@ -17,7 +17,7 @@ _NAMES = {
     "transient": "transient peak",
     "inputs": "the micro-batch itself",
     "communication": "communication buffers",
-    "framework": "framework (cuBLAS)",
+    "framework": "framework's work space",
     "fragmentation": "fragmentation",
 }
 _BAR = 24
@@ -82,7 +82,7 @@ def _changes(estimate: Estimate) -> list[Any]:
     largest = estimate.largest_micro_batch
     lines: list[Any] = []
     if estimate.fits:
-        lines.append(Text(f"\nThe largest micro-batch that fits is {largest}. What would make room for more:"))
+        lines.append(Text(f"\nThe largest micro-batch that fits is {_size(largest)}. What would make room for more:"))
     elif any(change.fits for change in estimate.changes):
         lines.append(Text("\nWhat would make it fit, cheapest in time first:"))
     else:
@@ -100,7 +100,7 @@ def _changes(estimate: Estimate) -> list[Any]:
             change.title,
             format_bytes(change.peak_bytes),
             f"x {change.time:.2f}",
-            f"up to {change.largest_micro_batch}" if change.largest_micro_batch else "none fits",
+            f"up to {_size(change.largest_micro_batch)}" if change.largest_micro_batch else "none fits",
         )
     return [*lines, table]
 
@@ -108,3 +108,7 @@ def _changes(estimate: Estimate) -> list[Any]:
 def _shown(estimate: Estimate) -> list[Change]:
     helping = [change for change in estimate.changes if change.fits]
     return helping or sorted(estimate.changes, key=lambda change: change.peak_bytes)[:5]
+
+
+def _size(micro_batch: int) -> str:
+    return f"{micro_batch:,}" if micro_batch < MOST_SAMPLES else f"{MOST_SAMPLES:,} and more"

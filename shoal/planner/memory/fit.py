@@ -27,7 +27,8 @@ _BETWEEN = "ib-ndr"
 """What joins nodes where a change needs more than one and nobody said which link there is."""
 _ROUNDS = 4
 """A pipeline of p stages is costed with 4p micro-batches: fewer would be mostly bubble."""
-_MOST_SAMPLES = 1 << 16
+MOST_SAMPLES = 1 << 16
+"""How far the largest micro-batch is looked for."""
 
 ProfileIn = Callable[[str], Profile]
 """Returns the model's profile in a precision."""
@@ -145,7 +146,9 @@ class _Trial:
         if not fits(1):
             return 0
         low, high = 1, 2
-        while high < _MOST_SAMPLES and fits(high):
+        while fits(high):
+            if high == MOST_SAMPLES:
+                return high
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
