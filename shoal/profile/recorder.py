@@ -77,7 +77,7 @@ class _Made:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches every operation while it is active, and every layer while `watching` them."""
+    """Watches every operation while it is active, and the layers that it is told to watch."""
 
     def __init__(self, *, rounded: Callable[[int], int], work_bytes: Callable[[Any, Any, Any], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -190,15 +190,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _next_visit(self, visit: Visit, boundary: list[torch.Tensor]) -> None:
         before = self._visit
         before.output_bytes = sum(tensor.numel() * tensor.element_size() for tensor in boundary)
-        self._end_visit()
+        before.grown_bytes = self.live.live_bytes - before.base_bytes
         for tensor in boundary:
             tensor.register_hook(lambda _: self._enter_backward(before))  # type: ignore[no-untyped-call]
         visit.base_bytes = self.live.live_bytes
         self.visits.append(visit)
         self._visit, self._pass, self._split = visit, visit.forward, False
-
-    def _end_visit(self) -> None:
-        self._visit.grown_bytes = self.live.live_bytes - self._visit.base_bytes
 
     def _enter_backward(self, visit: Visit) -> None:
         if visit.gradients_before_bytes is None:

@@ -25,13 +25,12 @@ def fit_job(
 ) -> Estimate:
     """Return whether `job` fits one `device` of the catalog, or this machine's, and what would make it fit.
 
-    `micro_batch` is what one forward takes; without it, the whole batch. `say` is told what is being done.
+    `micro_batch` is what one forward takes; without it, the whole batch. Of a larger batch it is accumulated; where it
+    is larger itself, it is the batch. `say` is told what is being done.
     """
     size = job.batch_size if micro_batch is None else micro_batch
-    if not 1 <= size <= job.batch_size:
-        raise ConfigError(
-            f"micro-batch {size} of a global batch of {job.batch_size}: give a number from 1 to {job.batch_size}."
-        )
+    if size < 1:
+        raise ConfigError(f"micro_batch={size}: a micro-batch has at least 1 sample.")
     found, gpu = _find_device(device, say=say)
 
     @functools.cache
@@ -45,7 +44,7 @@ def fit_job(
         title=found.title or device or "this machine",
         precision=precision,
         micro_batch=size,
-        batch_size=job.batch_size,
+        batch_size=max(job.batch_size, size),
         gpu=gpu,
     )
 
