@@ -67,9 +67,10 @@ def measure_device(
 def _largest(dtype: torch.dtype, device: torch.device, *, most_s: float) -> int:
     """Return the largest of SIZES whose three products take no more than `most_s`."""
     for size in SIZES[:-1]:
-        work = product_probe(size, dtype, device).work
-        seconds_of(work, calls=1, device=device)
-        if 8 * seconds_of(work, calls=1, device=device) > most_s:  # twice the size is eight times the work
+        probe = product_probe(size, dtype, device)
+        seconds_of(probe.work, calls=1, device=device)
+        three_s = 3 * seconds_of(probe.work, calls=1, device=device) / probe.amount
+        if 8 * three_s > most_s:  # twice the size is eight times the work
             return size
     return SIZES[-1]
 

@@ -1,7 +1,8 @@
 """What is measured of a device. The probes do what a training step does, so that no efficiency has to be guessed.
 
 - Matrix products of several sizes: the three of a linear layer (output, gradient of the input, gradient of the
-  weights), over several layers in turn, as a model has them: one layer's weights alone would stay in the cache.
+  weights), over several layers, as a model has them, with results that stay alive: one layer's alone would stay in the
+  cache.
 - Sums and activations over tensors that are not in the cache, into fresh memory that stays alive as in a forward.
 - Averages in place, as an optimizer keeps them: without fresh memory they are much faster on a processor.
 - Copies: from the host's memory to a GPU and back, on a processor from one place of the memory to another.
@@ -9,7 +10,6 @@
 """
 
 from collections.abc import Callable
-from itertools import cycle
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from shoal.profile.stopwatch import Probe
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Rows, columns and inner dimension of the products."""
-_LAYERS_BYTES, _MAX_LAYERS = 32 << 20, 16
+_LAYERS_BYTES, _MAX_LAYERS = 12 << 20, 16
 _TENSORS, _FLOATS = 16, 1 << 20
 """64 MB in pieces of 4 MB: more than the caches of most hosts, in tensors of the usual size."""
 _GPU_FLOATS = 1 << 24
@@ -37,22 +37,19 @@ def product_probe(size: int, dtype: torch.dtype, device: torch.device) -> Probe:
     layer_bytes = 3 * size * size * dtype.itemsize
     count = max(1, min(_MAX_LAYERS, _LAYERS_BYTES // layer_bytes))
     layers = [tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(3)) for _ in range(count)]
-    turns = cycle(layers)
 
-    def one_layer() -> None:
-        inputs, weights, gradient = next(turns)
-        _ = inputs @ weights.t(), gradient @ weights, gradient.t() @ inputs
+    def all_layers() -> None:
+        # What they give stays alive, as in a step: on a processor, memory that is not in the cache costs a tenth.
+        _ = [(inputs @ weights.t(), gradient @ weights, gradient.t() @ inputs) for inputs, weights, gradient in layers]
 
-    name = f"{precision_of(dtype)} {size}"
-    if device.type != "cuda":
-        return Probe(name=name, work=one_layer, amount=3)
-    return Probe(name=name, work=_Captured(one_layer, calls=count), amount=3 * count)
+    work = _Captured(all_layers) if device.type == "cuda" else all_layers
+    return Probe(name=f"{precision_of(dtype)} {size}", work=work, amount=3 * count)
 
 
 class _Captured:
-    """`calls` of `work` as one CUDA graph: else small products would take what Python takes to start them."""
+    """`work` as one CUDA graph: else small products would take what Python takes to start them."""
 
-    def __init__(self, work: Callable[[], object], *, calls: int) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._work = work  # holds the tensors that the graph reads
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -61,8 +58,7 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for _ in range(calls):
-                work()
+            work()
 
     def __call__(self) -> None:
         self._graph.replay()

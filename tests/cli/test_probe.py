@@ -101,7 +101,8 @@ def test_a_worker_that_fails_is_told_and_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("shoal.training.probe.probe_command", lambda *_, **__: ["false"])
-    assert main(["probe", "--seconds", "0.1", "--storage", str(tmp_path), "--out", str(tmp_path / "c.toml")]) == 1
+    options = ["--workers", "1", "--seconds", "0.1", "--storage", str(tmp_path), "--out", str(tmp_path / "c.toml")]
+    assert main(["probe", *options]) == 1
     assert "the probe failed: worker 0 left with exit code 1" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
