@@ -13,7 +13,8 @@ from torch.utils.data import default_collate
 
 from shoal.core.errors import DataError
 from shoal.data.order import Indices, order
-from shoal.data.partition import cut, global_batch
+from shoal.data.partition import global_batch
+from shoal.spec.parts import cut
 
 _BLOCK = 4096
 _NOTICEABLE = 0.05

@@ -15,8 +15,8 @@ import shoal
 from shoal.core.errors import PlanError
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
-from shoal.data.partition import parts
 from shoal.spec.job import Job
+from shoal.spec.parts import parts
 from shoal.spec.plan import Plan
 from shoal.spec.record import JobRecord, RunRecord
 from shoal.training.host import Say, measured_host, probed_host

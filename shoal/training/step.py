@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
 from shoal.data.loader import Part
-from shoal.data.partition import parts
 from shoal.parallel.precision import precision_context
 from shoal.parallel.replicate import apply_replicate, refuse_batch_norm
 from shoal.spec.job import Job
+from shoal.spec.parts import parts
 from shoal.spec.plan import Plan
 from shoal.sync.allreduce import AllReduce, PendingTotal
 from shoal.training.batch import micro_batches, to_device, weigh

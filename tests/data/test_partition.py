@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.data.partition import cut, global_batch, parts
+from shoal.data.partition import global_batch
+from shoal.spec.parts import cut, parts
 
 
 def test_the_worked_examples() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import PlanError
-from shoal.data.partition import parts
 from shoal.planner.search.shares import cut_batch, share_batch
+from shoal.spec.parts import parts
 from shoal.spec.plan import Batch, Mesh, Plan
 
 

@@ -9,11 +9,11 @@ Example: rates of 2, 1 and 1 samples a second and a batch of 9: parts 5, 2, 2 ta
 
 import heapq
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.core.errors import PlanError
+from shoal.spec.parts import parts
 from shoal.spec.plan import Plan
 
 
@@ -71,10 +71,10 @@ def _last_s(parts: Sequence[int], rates: Sequence[float], fixed: Sequence[float]
 
 
 def cut_batch(plan: Plan, batch_size: int) -> list[int]:
-    """Return how many samples each replica takes of a global batch: the same as the loader's `data.partition.parts`."""
-    shares, count = plan.batch.shares, plan.mesh.data
-    if shares:
-        bounds = [math.floor(round(batch_size * math.fsum(shares[:i]), 9) + 0.5) for i in range(count)]
-    else:
-        bounds = [(2 * batch_size * i + count) // (2 * count) for i in range(count)]
+    """Return how many samples each replica takes of a global batch, as the loader cuts it."""
+    if plan.batch.shares:
+        return parts(batch_size, plan.batch.shares)
+    # The same for equal shares, without a sum over all shares before each: a mesh may have thousands.
+    count = plan.mesh.data
+    bounds = [(2 * batch_size * i + count) // (2 * count) for i in range(count)]
     return [last - first for first, last in itertools.pairwise([*bounds, batch_size])]
