@@ -9,7 +9,7 @@ import torch
 from shoal.core.errors import PlanError
 from shoal.profile.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
-_OURS = tuple(f"{Path(path).resolve().parent}/" for path in (torch.__file__, Path(__file__).parent))
+_OURS = tuple(f"{folder.resolve()}/" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def untraceable(error: Exception, builder: Any) -> PlanError:

@@ -1,7 +1,7 @@
 """What tensor parallelism would divide in a layer: pairs of products, the first split by columns, the second by rows.
 
 1. A child of the layer with two linears or more (attention, an MLP) is a pair: it begins where the child begins, and
-   its last linear joins the parts again.
+   its last linear joins the parts again. A ModuleList is no child, its members are: it only holds them.
 2. Linears left over, and children with one linear each, make pairs in the order in which they stand.
 
 Between the beginning of a pair and its last linear every worker computes, and keeps, only its part.
@@ -27,7 +27,7 @@ def find_pairs(layer: nn.Module) -> list[Pair]:
         return []
     pairs: list[Pair] = []
     single: list[tuple[nn.Module, nn.Module]] = []
-    for child in layer.children():
+    for child in _children(layer):
         linears = list(linears_in(child))
         if isinstance(child, nn.MultiheadAttention) or len(linears) > 1:
             pairs.append(Pair(child, linears[-1]))
@@ -35,6 +35,14 @@ def find_pairs(layer: nn.Module) -> list[Pair]:
             single.append((child, linears[0]))
     pairs += [Pair(first, joins) for (first, _), (_, joins) in zip(single[::2], single[1::2], strict=False)]
     return pairs
+
+
+def _children(layer: nn.Module) -> Iterator[nn.Module]:
+    for child in layer.children():
+        if isinstance(child, nn.ModuleList):
+            yield from _children(child)
+        else:
+            yield child
 
 
 def linears_in(module: nn.Module) -> Iterator[nn.Module]:

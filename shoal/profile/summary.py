@@ -12,6 +12,8 @@ from shoal.profile.pairs import split_parameters
 from shoal.profile.recorder import PassRecord, Visit
 from shoal.spec.profile import Layer, Pass
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 def is_regular(visits: list[Visit], weights: dict[int, int]) -> bool:
     """Return whether each layer that stands for several came out as its neighbour did, which could stand for them."""
@@ -74,6 +76,8 @@ def as_layer(
         split_parameters=split_parameters(visit.pairs, module) if module is not None else 0,
         split_saved_bytes=visit.split_saved_bytes,
         heads=visit.heads,
+        key_value_heads=_key_value_heads(module),
+        batch_norms=_batch_norms(visit.modules),
     )
 
 
@@ -86,6 +90,25 @@ def merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
         else:
             out.append(layer)
     return tuple(out)
+
+
+def _key_value_heads(module: nn.Module | None) -> int:
+    """Return how many heads of keys and values the module's attention says that it has; 0 where it says nothing.
+
+    Where keys are repeated for all heads before attention runs, the operation shows only those.
+    """
+    for descendant in module.modules() if module is not None else ():
+        for holder in (descendant, getattr(descendant, "config", None)):
+            heads = getattr(holder, "num_key_value_heads", None)
+            if isinstance(heads, int):
+                return heads
+    return 0
+
+
+def _batch_norms(modules: list[nn.Module]) -> tuple[str, ...]:
+    """Return the names, within their layer, of the batch norms that take statistics of what they are given."""
+    named = [found for module in modules for found in module.named_modules()]
+    return tuple(name for name, module in named if isinstance(module, _BATCH_NORMS) and module.training)
 
 
 def _are_alike(one: Visit, other: Visit) -> bool:

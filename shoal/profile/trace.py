@@ -53,6 +53,15 @@ def trace(job: Job, *, micro_batch: int, precision: str, gpu: bool = False) -> P
             raise untraceable(error, job.model) from error
 
 
+def build_fake(job: Job) -> nn.Module:
+    """Return the job's model on fake tensors, for questions about its structure."""
+    with process_untouched():
+        try:
+            return _build(job, FakeTensorMode(allow_non_fake_inputs=True))
+        except Exception as error:
+            raise untraceable(error, job.model) from error
+
+
 def _build(job: Job, fake: FakeTensorMode) -> nn.Module:
     """Return the job's model on fake tensors, which takes no memory; or, where it cannot be built so, a fake copy."""
     try:

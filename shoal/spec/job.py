@@ -1,7 +1,7 @@
 """Job: what to train."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,11 @@ class Job:
     """Samples -> batch. Without it, torch's default_collate."""
     shuffle: bool = True
     """Whether the order of samples is a permutation, another one each epoch, or as they lie."""
+    stages: Sequence[str] | None = None
+    """Names of the modules with which the second, third, ... stage of a pipeline begins. Without it, they are found."""
+    tensor_plan: Mapping[str, str] | None = None
+    """`{pattern of module names: "column" | "row" | ...}`: how layers are divided among the workers of the tensor axis
+    (docs/parallel.md). Without it, that is found."""
     seed: int = 0
     """Decides the order of samples and the initial weights."""
 
@@ -76,6 +81,11 @@ class Job:
             value = getattr(self, name)
             self._check(name, value is None or _is_positive_int(value), "must be a whole number of at least 1")
         self._check("clip_norm", self.clip_norm is None or self.clip_norm > 0, "must be more than 0")
+        names = self.stages is None or (
+            not isinstance(self.stages, str) and all(isinstance(s, str) for s in self.stages)
+        )
+        self._check("stages", names, "must be a list of module names")
+        self._check("tensor_plan", self.tensor_plan is None or isinstance(self.tensor_plan, Mapping), "must be a dict")
         self._check("seed", isinstance(self.seed, int), "must be a whole number")
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError("a Job has either steps or epochs: give one of the two.")

@@ -116,6 +116,12 @@ class Plan:
     """In which order a pipeline's stages take their micro-batches."""
     chunks: int = 1
     """How many pieces of the model each pipeline stage holds; more than 1 with the interleaved schedule."""
+    stages: tuple[str, ...] = ()
+    """The modules with which the second, third, ... piece of a pipeline begins. Empty: pieces of equal cost."""
+    sequence: bool = False
+    """With mesh.tensor above 1: divide what lies between the products as well, by tokens."""
+    compile: bool = False
+    """Whether torch.compile makes the forward and backward pass faster, after a minute or so of compiling."""
     sync: Sync = field(default_factory=Sync)
     checkpoint_s: float | None = None
     """Seconds between checkpoints."""
@@ -153,6 +159,11 @@ class Plan:
             )
         if self.schedule != "1f1b" and self.mesh.pipeline == 1:
             raise PlanError(f"schedule={self.schedule!r} needs mesh.pipeline of 2 or more.")
+        if self.stages and len(self.stages) != self.pieces - 1:
+            raise PlanError(
+                f"stages names {len(self.stages)} modules for {self.pieces} pieces. Name {self.pieces - 1}: the module "
+                "with which the second piece begins, the third, and so on."
+            )
         if self.checkpoint_s is not None and not self.checkpoint_s > 0:
             raise PlanError(f"checkpoint_s={self.checkpoint_s:g}: the time between checkpoints must be more than 0.")
 
@@ -160,6 +171,11 @@ class Plan:
     def workers(self) -> int:
         """How many processes the plan runs."""
         return self.mesh.workers
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces a pipeline cuts the model into; piece k lies on stage k % mesh.pipeline."""
+        return self.mesh.pipeline * self.chunks
 
     @property
     def shares(self) -> tuple[float, ...]:

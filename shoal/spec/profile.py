@@ -86,6 +86,10 @@ class Layer:
     """How much of what is saved it divides."""
     heads: int = 0
     """Attention heads (of keys, where these are fewer); 0 without attention. A tensor degree must divide them."""
+    key_value_heads: int = 0
+    """Heads of keys and values where the module names them; 0: as many as `heads`, as far as anybody knows."""
+    batch_norms: tuple[str, ...] = ()
+    """Names, within it, of batch norms that take their statistics from the micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,8 @@ class Profile:
     optimizer_moved_bytes: int = 0
     """Bytes that one optimizer step reads and writes."""
     optimizer_operations: int = 0
+    cut_by_count: bool = False
+    """Whether its engine cuts a pipeline by the number of blocks, whatever they cost: Megatron's does."""
 
     def total(self, of: Callable[[Layer], int]) -> int:
         """Return the sum of `of` over all layers, each counted as often as it is there."""
@@ -160,4 +166,9 @@ class Profile:
     @property
     def heads(self) -> int:
         """The number that a tensor degree must divide: the greatest common divisor of all layers' heads."""
-        return math.gcd(*(layer.heads for layer in self.layers if layer.heads))
+        return math.gcd(*(heads for layer in self.layers for heads in (layer.heads, layer.key_value_heads)))
+
+    @property
+    def batch_norms(self) -> tuple[str, ...]:
+        """Names of layers that take statistics from the micro-batch; of equal ones, those of the first."""
+        return tuple(f"{layer.name}.{name}".strip(".") for layer in self.layers for name in layer.batch_norms)

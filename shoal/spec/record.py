@@ -16,6 +16,8 @@ class JobRecord:
     steps: int
     seed: int
     unit: str
+    is_recorded: bool = False
+    """Whether the workers write down each parameter's gradient norm and the final parameters, for `shoal verify`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ from shoal.planner.calibration.calibration import Calibration, constants_of
 from shoal.planner.calibration.megatron import gpt_profile
 from shoal.planner.catalog import read_device, read_link
 from shoal.planner.machine import Machine, machine_of
+from shoal.planner.memory.peak import peak, peaks_of_stages
+from shoal.planner.search.ranked import cost_plan
 from shoal.planner.search.ranking import Ranking, check_plan, rank_plans
 from shoal.planner.search.uneven import share_out
 from shoal.planner.time.steptime import step_time
@@ -152,6 +154,21 @@ def test_a_checked_plan_has_the_figures_of_the_ranking(big: Ranking) -> None:
     assert checked.plans[0].time.step_s == pytest.approx(big.plans[0].time.step_s)
     with pytest.raises(PlanError, match="tensor=5 does not divide"):
         check_plan(Plan(mesh=Mesh(tensor=5), precision="bf16"), BIG, there, batch_size=1536, num_samples=10**6)
+
+
+def test_each_worker_has_the_peak_of_its_own_stage_and_part() -> None:
+    there = machine_of(cluster("a100-80", count=1))
+    pipeline = Plan(mesh=Mesh(pipeline=2, replicate=2, tensor=2), batch=Batch(micro_batch=4), precision="bf16")
+    predicted = cost_plan(pipeline, GPT, there, batch_size=32).plan.predicted
+    assert predicted is not None
+    stages = [each.peak_bytes for each in peaks_of_stages(GPT, pipeline, samples=16, device=there.device)]
+    assert stages[0] != stages[1]
+    assert predicted.peak_bytes == (stages[0],) * 4 + (stages[1],) * 4
+    uneven = Plan(mesh=Mesh(replicate=2, tensor=2), batch=Batch(shares=(0.75, 0.25)), precision="bf16")
+    predicted = cost_plan(uneven, GPT, there, batch_size=32).plan.predicted
+    assert predicted is not None
+    parts = [peak(GPT, uneven, samples=part, device=there.device).peak_bytes for part in (24, 8)]
+    assert predicted.peak_bytes == (parts[0], parts[0], parts[1], parts[1])
 
 
 def test_the_machine_of_a_ranking_is_that_of_its_cluster(big: Ranking) -> None:

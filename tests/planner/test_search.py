@@ -12,7 +12,9 @@ from shoal.planner.memory.peak import needed_bytes, peak
 from shoal.planner.search.search import Candidate, is_lossy, search
 from shoal.planner.search.space import Shape, Space
 from shoal.planner.search.validate import room_bytes, validate
+from shoal.planner.stages import longest_piece, most_pieces
 from shoal.planner.time.steptime import step_time
+from shoal.spec.plan import Sync
 from shoal.spec.profile import Layer, Pass, Profile
 
 GPT = gpt_profile(width=1024, heads=8, layers=6, sequence=512)
@@ -65,7 +67,7 @@ def best_of_shapes(candidates: Iterable[Candidate]) -> list[Candidate]:
 def test_the_search_finds_what_trying_every_plan_finds(there: Machine) -> None:
     everything = every_plan(Space(profile=GPT, machine=there, batch_size=BATCH))
     for lossy in (False, True):
-        expected = best_of_shapes(c for c in everything if lossy or not is_lossy(c.plan.sync))
+        expected = best_of_shapes(c for c in everything if lossy or c.plan.sync == Sync())
         found = search(GPT, there, batch_size=BATCH, lossy=lossy)
         assert [c.plan for c in found.best] == [c.plan for c in expected]
         assert [c.step_s for c in found.best] == pytest.approx([c.step_s for c in expected])
@@ -86,6 +88,39 @@ def test_every_plan_that_is_proposed_can_run(memory_gb: float) -> None:
     there = machine(memory_gb=memory_gb)
     for candidate in search(GPT, there, batch_size=BATCH).best:
         validate(candidate.plan, GPT, there, batch_size=BATCH, num_samples=1000)
+
+
+@pytest.mark.parametrize("link", ["ethernet-1", "ib-hdr"])
+def test_only_gradients_that_meet_in_an_all_reduce_are_proposed_unless_asked(link: str) -> None:
+    there = machine(link=link, nodes=8, per_node=1)
+    space = Space(profile=GPT, machine=there, batch_size=BATCH)
+    assert {plan.sync for shape in space.shapes() for plan in space.plans(shape)} == {Sync()}
+    assert {candidate.plan.sync for candidate in search(GPT, there, batch_size=BATCH).best} == {Sync()}
+    planned = [plan.sync.mode for shape in space.shapes() for plan in space.plans(shape, lossy=True)]
+    assert {"server", "local"} <= set(planned)
+
+
+def test_a_model_with_batch_norms_takes_its_part_at_once_and_is_no_pipeline() -> None:
+    layers = tuple(dataclasses.replace(each, batch_norms=("norm",)) if each.block else each for each in GPT.layers)
+    profile = dataclasses.replace(GPT, layers=layers)
+    there = machine()
+    best = search(profile, there, batch_size=BATCH).best
+    assert best
+    for candidate in best:
+        validate(candidate.plan, profile, there, batch_size=BATCH, num_samples=1000)
+        assert candidate.plan.mesh.pipeline == 1
+
+
+def test_pipelines_that_shorten_the_longest_stage_by_cost_or_by_count_are_tried() -> None:
+    for there, layers in ((machine(nodes=1, per_node=8), 6), (machine(nodes=2, per_node=8), 12)):
+        for profile in (GPT, gpt_profile(width=512, heads=8, layers=layers, sequence=512)):
+            most = min(most_pieces(profile), there.workers)
+            lengths = [(longest_piece(profile, n), -(-most_pieces(profile) // n)) for n in range(1, most + 1)]
+            expected = [1] + [
+                n + 1 for n in range(1, most) if lengths[n][0] < lengths[n - 1][0] or lengths[n][1] < lengths[n - 1][1]
+            ]
+            space = Space(profile=profile, machine=there, batch_size=BATCH)
+            assert [pipeline for tensor, pipeline in space.degrees() if tensor == 1] == expected
 
 
 def test_nothing_that_changes_the_result_is_proposed_unless_asked() -> None:

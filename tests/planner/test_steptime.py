@@ -1,12 +1,10 @@
-"""The step time: worked examples on round numbers, the pipeline's simulation, and what was measured."""
+"""The step time: worked examples on round numbers, and the pipeline's simulation."""
 
 import dataclasses
 import math
 
 import pytest
 
-from shoal.planner.calibration.megatron import fuses_softmax, gpt_plan, gpt_profile
-from shoal.planner.calibration.report import a100_nodes
 from shoal.planner.machine import Machine
 from shoal.planner.time.simulate import Piece, simulate_pipeline
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
@@ -116,6 +114,19 @@ def test_tensor_parallelism_divides_products_and_what_is_split_and_sums_outputs(
     assert time_of(whole, tensor=2).compute_s == pytest.approx(time_of(whole).compute_s)
 
 
+def test_divided_by_tokens_the_rest_of_a_block_is_divided_and_as_many_bytes_are_sent() -> None:
+    at_once = dataclasses.replace(GPUS, device=dataclasses.replace(DEVICE, operation_s=0))
+    plain, sequence = (time_of(machine=at_once, tensor=2, sequence=each) for each in (False, True))
+    assert sequence.compute_s == pytest.approx(8 * (2400 / 2 / 100 + 60 / 2 / 10))
+    assert sequence.tensor_s == pytest.approx(plain.tensor_s)
+    assert sequence.inside_bytes == plain.inside_bytes
+    many = dataclasses.replace(GPUS, device=dataclasses.replace(DEVICE, operation_s=100))
+    starts = [time_of(machine=many, tensor=2, sequence=each).tensor_s for each in (False, True)]
+    assert starts == pytest.approx([8 * 4 * 3 * 100, 8 * 4 * 6 * 100])  # two messages for each sum
+    outside = changed(block=False)
+    assert time_of(outside, tensor=2, sequence=True) == time_of(outside, tensor=2)
+
+
 def test_tensor_parallelism_beyond_a_node_is_slow() -> None:
     inside, across = time_of(tensor=4), time_of(tensor=8)
     assert inside.between_bytes == 0 < across.between_bytes
@@ -146,11 +157,21 @@ def test_the_slowest_stage_sets_the_pace_near_to_what_the_simulation_says() -> N
     head = dataclasses.replace(BLOCK, name="head", repeats=1, block=False, output_bytes=0, gradient_bytes=0)
     body = dataclasses.replace(head, name="blocks.0", repeats=8, block=True)
     profile = dataclasses.replace(MODEL, layers=(body, head))
-    time = time_of(profile, pipeline=4, micro_batch=2, batch_size=32)
+    time = time_of(dataclasses.replace(profile, cut_by_count=True), pipeline=4, micro_batch=2, batch_size=32)
     pieces = [Piece(forward_s=n * 10.0, backward_s=n * 20.0) for n in (2, 2, 2, 3)]
     timeline = simulate_pipeline(pieces, stages=4, micro_batches=16, schedule="1f1b")
     assert time.compute_s == pytest.approx(16 * 3 * 30)
     assert time.compute_s + time.bubble_s == pytest.approx(timeline.makespan_s, rel=0.01)
+
+
+def test_several_pieces_a_stage_are_those_that_the_model_is_cut_into() -> None:
+    head = dataclasses.replace(BLOCK, name="head", repeats=1, block=False, gradient_bytes=0, output_bytes=0)
+    body = dataclasses.replace(head, name="blocks.0", repeats=8, block=True)
+    profile = dataclasses.replace(MODEL, layers=(body, head))
+    # 9 layers as 2, 2, 2 and 2 with the head: stages of 4 and 5.
+    time = time_of(profile, pipeline=2, schedule="interleaved", chunks=2, micro_batch=2, batch_size=8)
+    assert time.compute_s == pytest.approx(4 * 5 * 30)
+    assert time.bubble_s == pytest.approx(4 * 30 / 2)
 
 
 def test_sends_between_stages_show_once_on_the_way_there_and_back_and_always_where_nothing_overlaps() -> None:
@@ -188,6 +209,34 @@ def test_micro_batches_multiply_what_sharded_parameters_send() -> None:
     assert twice == 2 * once
     once, twice = (time_of(shard=4, zero=1, micro_batch=2, batch_size=batch).inside_bytes for batch in (8, 16))
     assert twice == once
+    once, twice = (time_of(shard=4, zero=2, micro_batch=2, batch_size=batch).inside_bytes for batch in (8, 16))
+    assert twice == once * 3 / 2  # gathered once a step, scattered in every micro-batch
+
+
+def test_zero_1_is_zero_2_with_one_micro_batch_and_gathers_beside_the_forward() -> None:
+    first, second = (time_of(shard=4, zero=zero, batch_size=8) for zero in (1, 2))
+    assert first == second
+    layer_s = 3 / 4 * 400 / 100
+    assert first.data_s == pytest.approx(2 * layer_s)  # one gather, one scatter
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_in_a_pipeline_zero_gathers_once_and_scatters_behind_the_last_backward(zero: int) -> None:
+    time = time_of(shard=2, pipeline=2, zero=zero, micro_batch=2, batch_size=16)
+    stage_bytes = 4 * 400
+    layer_s = 1 / 2 * 400 / 100
+    assert time.data_s == pytest.approx(layer_s + 1 / 2 * stage_bytes / 100)
+    sends = 2 * 4 * 40
+    assert time.inside_bytes == 2 * stage_bytes / 2 + sends
+
+
+def test_replicas_that_are_pipelines_show_their_whole_all_reduce() -> None:
+    big = changed(gradient_bytes=25 * MB)
+    fast = dataclasses.replace(GPUS, inside=dataclasses.replace(LINK, bytes_per_s=1e8))
+    pipelines = time_of(big, fast, replicate=2, pipeline=2, micro_batch=2, batch_size=16)
+    assert pipelines.data_s == pytest.approx(4 * 25 * MB / 1e8)
+    whole = time_of(big, fast, replicate=2, batch_size=4)
+    assert whole.data_s == pytest.approx(25 * MB / 1e8), "those of whole models hide all but the last bucket"
 
 
 def test_shards_inside_a_node_and_replicas_between_send_less_over_the_network() -> None:
@@ -224,36 +273,3 @@ def test_the_largest_share_counts() -> None:
     assert largest_part(Plan(mesh=Mesh(replicate=2), batch=Batch(shares=(0.75, 0.25))), 8) == 6
     assert largest_part(Plan(mesh=Mesh(replicate=3)), 8) == math.ceil(8 / 3)
     assert largest_part(Plan(mesh=Mesh(replicate=10)), 30) == 3
-
-
-# vTrain's measurements (MIT licence, VIA Research Group, KAIST; MICRO 2024): 8 A100s a node, 4 x 200 Gb/s between.
-MEASURED = [  # width, heads, layers, tensor, data, pipeline, micro-batch, global batch, seconds
-    (3072, 32, 30, 2, 32, 1, 16, 512, 3.9375),
-    (3072, 32, 30, 16, 4, 1, 16, 512, 10.7193),
-    (6144, 48, 40, 8, 32, 1, 8, 1024, 9.6036),
-    (8192, 64, 48, 8, 4, 16, 24, 1536, 24.1699),
-    (12288, 96, 96, 4, 8, 16, 2, 1536, 54.2559),
-]
-
-
-@pytest.mark.parametrize(
-    ("width", "heads", "layers", "tensor", "data", "pipeline", "micro", "batch", "step_s"), MEASURED
-)
-def test_the_catalog_alone_is_near_what_megatron_took(
-    width: int, heads: int, layers: int, tensor: int, data: int, pipeline: int, micro: int, batch: int, step_s: float
-) -> None:
-    profile = gpt_profile(width=width, heads=heads, layers=layers, sequence=2048)
-    plan = gpt_plan(tensor=tensor, data=data, pipeline=pipeline, micro_batch=micro)
-    time = step_time(profile, plan, a100_nodes(), batch_size=batch, overlap=False)
-    assert time.step_s == pytest.approx(step_s, rel=0.15)  # 8.8% is the mean over all of that set
-
-
-def test_a_gpt_has_the_parameters_and_operations_of_the_textbook() -> None:
-    profile = gpt_profile(width=12288, heads=96, layers=96, sequence=2048)
-    assert profile.parameters == pytest.approx(174.6e9, rel=0.001)
-    tokens = 2048
-    per_layer = 24 * tokens * 12288**2 * (1 + 2048 / (6 * 12288))
-    logits = 2 * tokens * 12288 * 51200
-    assert profile.flops == pytest.approx(3 * (96 * per_layer + logits))  # Narayanan et al., 2021, without recompute
-    assert fuses_softmax(heads=16, tensor=8, micro_batch=2)
-    assert not fuses_softmax(heads=16, tensor=8, micro_batch=1)

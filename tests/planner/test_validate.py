@@ -8,7 +8,8 @@ from shoal.core.errors import PlanError
 from shoal.planner.calibration.megatron import gpt_profile
 from shoal.planner.catalog import read_device, read_link
 from shoal.planner.machine import Machine
-from shoal.planner.search.validate import divisors, validate
+from shoal.planner.search import validate as validate_module
+from shoal.planner.search.validate import check_batch, check_model, check_sync, divisors, validate
 from shoal.spec.plan import Batch, Mesh, Plan, Sync
 from shoal.spec.profile import Layer, Profile
 
@@ -85,6 +86,33 @@ def plan(batch: int | None = None, **fields: object) -> Plan:
             "Use a number of replicas that divides the global batch of 16.",
         ),
         (
+            plan(1, mesh=Mesh(pipeline=4), schedule="interleaved", chunks=4),
+            "pipeline=4 with chunks=4 cuts the model into 16 pieces, and it has 6 layers to cut. "
+            "Use fewer chunks: pipeline=2 takes 3 or less.",
+        ),
+        (
+            plan(1, mesh=Mesh(replicate=2, pipeline=2), sync=Sync(codec="bf16")),
+            "sync.codec='bf16' with the mesh pipeline=2 x replicate=2: it takes whole models. Use only mesh.replicate.",
+        ),
+        (
+            plan(1, mesh=Mesh(replicate=2, tensor=2), sync=Sync(mode="local", local_steps=4)),
+            "sync.mode='local' with the mesh replicate=2 x tensor=2: it takes whole models. Use only mesh.replicate.",
+        ),
+        (plan(1, sequence=True), "sequence=true needs mesh.tensor of 2 or more."),
+        (
+            Plan(
+                precision="bf16",
+                mesh=Mesh(replicate=2, pipeline=2),
+                batch=Batch(micro_batch=1, shares=(0.75, 0.25)),
+            ),
+            "shares with pipeline=2 give parts of 4 to 12 samples: all replicas of a pipeline take equally many. "
+            "Leave the shares out.",
+        ),
+        (
+            plan(1, mesh=Mesh(pipeline=2), stages=("blocks.9",)),
+            "stages names 'blocks.9', which is no layer to cut at. Did you mean 'blocks.5'?",
+        ),
+        (
             plan(1, mesh=Mesh(pipeline=3), schedule="interleaved", chunks=2),
             "16 micro-batches for pipeline=3 with schedule='interleaved'. Use micro_batch=2 or 4.",
         ),
@@ -120,6 +148,48 @@ def test_a_model_that_cannot_be_divided() -> None:
     )
 
 
+def test_heads_of_keys_and_values_must_divide_as_well() -> None:
+    grouped = dataclasses.replace(GPT.layers[1], key_value_heads=4)
+    profile = dataclasses.replace(GPT, layers=(GPT.layers[0], grouped, GPT.layers[2]))
+    assert sentence(plan(mesh=Mesh(tensor=8)), profile=profile) == (
+        "tensor=8 does not divide num_key_value_heads=4. Use tensor=1, 2 or 4."
+    )
+
+
+def test_a_batch_norm_takes_its_whole_part_of_a_batch_at_once() -> None:
+    layers = tuple(dataclasses.replace(each, batch_norms=("norm",)) if each.block else each for each in GPT.layers)
+    profile = dataclasses.replace(GPT, layers=layers)
+    assert sentence(plan(4), profile=profile) == (
+        "'blocks.0.norm' is a batch norm: with micro_batch=4 it would take its statistics from a part of the batch, "
+        "and train another model. Use GroupNorm or LayerNorm, or train without micro_batch."
+    )
+    piped = sentence(plan(1, mesh=Mesh(pipeline=2)), profile=profile)
+    assert piped.endswith("or train with pipeline=1 and without micro_batch.")
+    validate(plan(16), profile, A100, batch_size=16, num_samples=1000)
+    validate(plan(8, mesh=Mesh(replicate=2)), profile, A100, batch_size=16, num_samples=1000)
+    check_batch(plan(4), 16)  # nobody said which model it is
+
+
+def test_what_the_engines_cannot_do_together_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_zero_bubble(asked: Plan) -> str | None:
+        return "no zero-bubble today. Use schedule='1f1b'." if asked.schedule == "zero-bubble" else None
+
+    asked = plan(1, mesh=Mesh(pipeline=2), schedule="zero-bubble")
+    check_model(asked, GPT)
+    monkeypatch.setattr(validate_module, "ENGINE_LIMITS", (no_zero_bubble,))
+    assert sentence(asked) == "no zero-bubble today. Use schedule='1f1b'."
+    check_model(plan(1, mesh=Mesh(pipeline=2)), GPT)
+
+
+def test_the_parts_that_need_no_machine_refuse_on_their_own() -> None:
+    with pytest.raises(PlanError, match="does not divide num_heads"):
+        check_model(plan(mesh=Mesh(tensor=3)), GPT)
+    with pytest.raises(PlanError, match="does not divide the 8 samples"):
+        check_batch(plan(3, mesh=Mesh(replicate=2, pipeline=2)), 16)
+    with pytest.raises(PlanError, match="has no whole gradient"):
+        check_sync(plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="int8")))
+
+
 @pytest.mark.parametrize(
     "good",
     [
@@ -130,6 +200,9 @@ def test_a_model_that_cannot_be_divided() -> None:
         plan(4, mesh=Mesh(replicate=2, pipeline=3), schedule="gpipe"),
         plan(2, mesh=Mesh(shard=8), zero=3),
         plan(1, mesh=Mesh(replicate=16), sync=Sync(mode="server", servers=16)),
+        plan(1, mesh=Mesh(tensor=4), sequence=True),
+        plan(1, mesh=Mesh(pipeline=2), stages=("blocks.5",)),
+        dataclasses.replace(plan(mesh=Mesh(replicate=2, pipeline=2)), batch=Batch(micro_batch=1, shares=(0.5, 0.5))),
     ],
 )
 def test_what_can_run_is_not_refused(good: Plan) -> None:

@@ -115,6 +115,24 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
         job_from_config(tmp_path / "none.json")
 
 
+def test_heads_of_keys_and_values_are_known_where_attention_gets_them_repeated(tmp_path: Path) -> None:
+    profile = traced(write_config(tmp_path, "llama"))
+    blocks = [layer for layer in profile.layers if layer.block]
+    assert {layer.key_value_heads for layer in blocks} == {2}
+    assert profile.heads == 2
+    assert traced(write_config(tmp_path, "gpt2")).layers[1].key_value_heads == 0
+
+
+def test_batch_norms_are_found_by_name_and_layers_that_have_them_still_count_as_equal(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "resnet")
+    names = traced(path).batch_norms
+    model = job_from_config(path, sequence=16, batch_size=2).model()
+    assert names
+    assert all(isinstance(model.get_submodule(name), torch.nn.BatchNorm2d) for name in names)
+    assert max(layer.repeats for layer in traced(path).layers) > 2
+    assert traced(write_config(tmp_path, "vit")).batch_norms == ()
+
+
 def benchmark_cases() -> list[Any]:
     sys.path.insert(0, str(BENCHMARKS))
     try:

@@ -177,6 +177,16 @@ def test_recompute_is_predicted_as_a_model_that_recomputes_is_traced(precision: 
     assert predicted < selective < kept
 
 
+def test_a_batch_norm_that_does_not_train_takes_no_statistics() -> None:
+    def model(frozen: bool) -> nn.Module:
+        norm = nn.BatchNorm1d(LENGTH).train(not frozen)
+        return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), norm, nn.Linear(WIDTH, VOCABULARY))
+
+    for frozen, names in ((False, ("1",)), (True, ())):
+        profile = trace(make_job(lambda frozen=frozen: model(frozen)), micro_batch=4, precision="fp32")
+        assert profile.batch_norms == names
+
+
 def test_layers_are_found_in_containers_and_runs_are_not_opened() -> None:
     model = nn.Sequential(
         nn.Sequential(nn.Linear(4, 8), nn.ReLU()),

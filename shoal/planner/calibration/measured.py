@@ -76,7 +76,9 @@ def _row(path: Path, line: int, record: dict[str, str]) -> Measured:
     return Measured(
         file=str(path),
         line=line,
-        profile=gpt_profile(width=width, heads=heads, layers=layers, sequence=sequence, fused_softmax=fused),
+        profile=gpt_profile(
+            width=width, heads=heads, layers=layers, sequence=sequence, fused_softmax=fused, cut_by_count=True
+        ),
         plan=gpt_plan(tensor=tensor, data=number["data"], pipeline=number["pipeline"], micro_batch=micro_batch),
         batch_size=number["global_batch"],
         step_s=step_ms / 1e3,

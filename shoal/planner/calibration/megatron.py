@@ -54,8 +54,10 @@ def fuses_softmax(*, heads: int, tensor: int, micro_batch: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def gpt_profile(*, width: int, heads: int, layers: int, sequence: int, fused_softmax: bool = True) -> Profile:
-    """Return the profile of a GPT of `layers` blocks, at one sample."""
+def gpt_profile(
+    *, width: int, heads: int, layers: int, sequence: int, fused_softmax: bool = True, cut_by_count: bool = False
+) -> Profile:
+    """Return the profile of a GPT of `layers` blocks, at one sample; `cut_by_count`: as Megatron cuts a pipeline."""
     blocks = _block(width, heads, layers, sequence, fused_softmax)
     parts = (_embedding(width, sequence), blocks, _head(width, sequence))
     parameters = sum(layer.repeats * layer.parameters for layer in parts)
@@ -66,6 +68,7 @@ def gpt_profile(*, width: int, heads: int, layers: int, sequence: int, fused_sof
         input_bytes=8 * sequence,
         optimizer_moved_bytes=_OPTIMIZER_BYTES * parameters,
         optimizer_operations=100,
+        cut_by_count=cut_by_count,
     )
 
 

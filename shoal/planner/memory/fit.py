@@ -173,7 +173,7 @@ class _Trial:
         if profile.heads > 1:
             yield self._fewest("tensor", plan, (Mesh(tensor=degree) for degree in divisors(profile.heads)[1:]))
         blocks = sum(layer.repeats for layer in profile.layers if layer.block)
-        if blocks > 1:
+        if blocks > 1 and not profile.batch_norms:  # which a pipeline's micro-batches would change
             yield self._fewest("pipeline", plan, (Mesh(pipeline=degree) for degree in divisors(blocks)[1:]))
 
     def _fewest(self, title: str, plan: Plan, meshes: Iterator[Mesh], zero: int = 0) -> tuple[str, Plan]:

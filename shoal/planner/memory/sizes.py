@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shoal.planner.engine import on_fsdp2
 from shoal.spec.plan import Plan
 from shoal.spec.profile import Layer, Pass
 
@@ -29,30 +30,35 @@ class Sizes:
 
 
 def sizes_of(layer: Layer, plan: Plan, *, ratio: float) -> Sizes:
-    """Return the bytes of `layer` when a micro-batch is `ratio` times the one it was traced with."""
+    """Return the bytes of `layer` when a micro-batch is `ratio` times the one it was traced with.
+
+    With `plan.sequence` all that a divided block saves is divided; while a pair runs, its input is there whole.
+    """
     tensor = plan.mesh.tensor if layer.pairs else 1
+    by_tokens = plan.sequence and layer.block and tensor > 1
     whole = 1 - (1 - 1 / tensor) * layer.split_parameters / max(1, layer.parameters)
-    kept = 1 - (1 - 1 / tensor) * layer.split_saved_bytes / max(1, layer.saved_bytes)
+    kept = 1 - (1 - 1 / tensor) * (1 if by_tokens else layer.split_saved_bytes / max(1, layer.saved_bytes))
+    joined = int((1 - 1 / tensor) * layer.output_bytes * ratio) if by_tokens else 0
 
     def scaled(num_bytes: float, fixed_bytes: float = 0) -> int:
         return int(kept * (fixed_bytes + (num_bytes - fixed_bytes) * ratio))
 
     def peak_of(record: Pass) -> int:
-        return scaled(record.peak_bytes, record.peak_fixed_bytes)
+        return scaled(record.peak_bytes, record.peak_fixed_bytes) + joined
 
     saved = scaled(layer.saved_bytes, layer.saved_fixed_bytes)
     cast = scaled(layer.cast_bytes, layer.cast_fixed_bytes)
     forward, backward = peak_of(layer.forward), peak_of(layer.backward)
     own = backward + int(whole * (layer.backward.peak_own_bytes - layer.backward.peak_bytes))
     if plan.recompute != "none" and layer.block:
-        output = int(layer.output_bytes * ratio)
+        output = int(layer.output_bytes * ratio) - joined
         again = max(backward, forward + output)  # computed again, with the gradient of its output waiting
         own, backward = own + again - backward, again
         products = scaled(layer.saved_products_bytes) if plan.recompute == "selective" else 0
         saved = min(saved, output + products)
-        # Autocast's cache still has the weights that nobody saves now; with ZeRO it is off.
+        # Autocast's cache still has the weights that nobody saves now; on FSDP2 it is off.
         cached = int(kept * max(0, layer.saved_fixed_bytes)) if plan.precision == "bf16" else 0
-        cast = max(0, cast) + cached if plan.zero < 2 else 0
+        cast = 0 if on_fsdp2(plan) else max(0, cast) + cached
     return Sizes(
         name=layer.name,
         block=layer.block,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.planner.machine import Machine
-from shoal.planner.memory.peak import Peak, needed_bytes, peak
+from shoal.planner.memory.peak import Peak, needed_bytes, peaks_of_stages
 from shoal.planner.search.shares import cut_batch
 from shoal.planner.time.refine import refine
 from shoal.planner.time.steptime import StepTime, as_measured, step_time
@@ -55,12 +55,13 @@ def with_figures(plan: Plan, time: StepTime, profile: Profile, machine: Machine,
     """Return `plan`, whose step takes `time` by arithmetic, with that as it is to be expected, and its memory."""
     time = as_measured(time, profile, plan, machine, batch_size=batch_size)
     parts = cut_batch(plan, batch_size)
-    peaks = {part: peak(profile, plan, samples=part, device=machine.device) for part in set(parts)}
-    worst = max(peaks.values(), key=lambda each: each.peak_bytes)
+    peaks = {part: peaks_of_stages(profile, plan, samples=part, device=machine.device) for part in set(parts)}
+    worst = max((each for stages in peaks.values() for each in stages), key=lambda each: each.peak_bytes)
     listed: tuple[int, ...] = (worst.peak_bytes,)
     if plan.workers <= _LISTED_WORKERS:
-        replicas = [part for part in parts for _ in range(plan.mesh.tensor)] * plan.mesh.pipeline
-        listed = tuple(peaks[part].peak_bytes for part in replicas)
+        # In the order of workers: those of a stage together, neighbours along `tensor` next to each other.
+        replicas = [(stage, part) for stage in range(plan.mesh.pipeline) for part in parts]
+        listed = tuple(peaks[part][stage].peak_bytes for stage, part in replicas for _ in range(plan.mesh.tensor))
     predicted = Predicted(
         step_s=time.step_s,
         comm_s=time.comm_s,

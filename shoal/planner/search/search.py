@@ -7,8 +7,8 @@
    what is left cannot be among them.
 3. What is taken must fit into memory before its time is asked for. A cheap bound (training state spread evenly over
    all workers) refuses most of what does not.
-4. Other schedules are tried where the step without its bubble, other ways to synchronise where the step without its
-   gradients' messages, would be among the best.
+4. Other schedules are tried where the step with even stages and hardly a bubble, other ways to synchronise where the
+   step without its gradients' messages, would be among the best.
 
 So the answer is that of trying all plans of the `space`, which a test does for small ones.
 """
@@ -64,7 +64,8 @@ class Found:
 
 
 def search(profile: Profile, machine: Machine, *, batch_size: int, keep: int = 5, lossy: bool = False) -> Found:
-    """Return the best plan of each of the `keep` best shapes; with `lossy`, also plans that change the result."""
+    """Return the best plan of each of the `keep` best shapes; with `lossy`, also plans that change the result, and
+    servers: what cannot be run yet."""
     return _Search(Space(profile=profile, machine=machine, batch_size=batch_size), keep=keep, lossy=lossy).run()
 
 
@@ -79,12 +80,12 @@ class _Search:
     limit_s: float = math.inf
     """The step time of the last that is kept: more cannot be among the best."""
     paces: dict[tuple[int, int, str], float] = field(default_factory=dict)
-    state_bytes: tuple[int, int] = (0, 0)
-    """Parameters and gradients, and the optimizer's state, of the whole model."""
+    state_bytes: tuple[int, int, int] = (0, 0, 0)
+    """Parameters, gradients, and the optimizer's state, of the whole model."""
 
     def __post_init__(self) -> None:
         profile = self.space.profile
-        self.state_bytes = (profile.parameter_bytes + profile.gradient_bytes, profile.optimizer_bytes)
+        self.state_bytes = (profile.parameter_bytes, profile.gradient_bytes, profile.optimizer_bytes)
 
     def run(self) -> Found:
         for bound_s, shape, micro_batch, recompute in self._in_order_of_bound():
@@ -143,30 +144,34 @@ class _Search:
                 continue
             plan, time = self._time(shape, way)
             if self._at_best_s(time, shape, way) <= self._worth_s(shape):
-                candidate = self._fitting(shape, plan, time)
-                if candidate is not None:
-                    self._try_schedules(candidate, way)
+                self._try_syncs(self._fitting(shape, plan, time), way)
+                self._try_schedules(shape, way)
 
     def _at_best_s(self, time: StepTime, shape: Shape, way: Way) -> float:
-        """Return the step time with the shortest bubble and the fastest exchange that there may be."""
+        """Return the step time with the shortest bubble, the most even stages and the fastest exchange there may be."""
         exchange_s = 0.0 if way.zero else time.data_s
-        return time.step_s - time.bubble_s * (1 - self.space.least_bubble(shape.pipeline)) - exchange_s
+        bubble_s = time.bubble_s * (1 - self.space.least_bubble(shape.pipeline))
+        busy_s = time.compute_s + time.tensor_s  # 1f1b's bubble is a micro-batch on all stages but the slowest
+        micro_batches = -(-self.space.batch_size // shape.data) / way.micro_batch
+        even_s = (busy_s + micro_batches * time.bubble_s) / shape.pipeline
+        return time.step_s - bubble_s - max(0.0, busy_s - even_s) - exchange_s
 
-    def _try_schedules(self, plain: Candidate, way: Way) -> None:
-        self._try_syncs(plain, way)
-        for schedule, chunks in self.space.schedules(plain.shape, way.micro_batch)[1:]:
+    def _try_schedules(self, shape: Shape, way: Way) -> None:
+        for schedule, chunks in self.space.schedules(shape, way.micro_batch)[1:]:
             other = way._replace(schedule=schedule, chunks=chunks)
-            plan, time = self._time(plain.shape, other)
-            if time.step_s - (0.0 if way.zero else time.data_s) <= self._worth_s(plain.shape):
-                candidate = self._fitting(plain.shape, plan, time)
-                if candidate is not None:
-                    self._try_syncs(candidate, other)
+            plan, time = self._time(shape, other)
+            if time.step_s - (0.0 if way.zero else time.data_s) <= self._worth_s(shape):
+                self._try_syncs(self._fitting(shape, plan, time), other)
 
-    def _try_syncs(self, candidate: Candidate, way: Way) -> None:
+    def _try_syncs(self, candidate: Candidate | None, way: Way) -> None:
+        if candidate is None:
+            return
         self._take(candidate)
         shape, without_s = candidate.shape, candidate.step_s - candidate.time.data_s
         for sync in self.space.syncs(shape, zero=way.zero, lossy=True)[1:]:
             inexact = is_lossy(sync)
+            if not inexact and not self.lossy:
+                continue  # a server: exact, and not run yet
             worth_s = self._worth_s(shape)
             if inexact and not self.lossy:
                 worth_s = min(worth_s, self.best_lossy.step_s if self.best_lossy else math.inf)
@@ -193,8 +198,13 @@ class _Search:
 
     def _least_bytes(self, shape: Shape, way: Way) -> float:
         """Return what a worker holds at least: its even share of parameters, gradients and optimizer state."""
-        lasting_bytes, optimizer_bytes = self.state_bytes
-        held = lasting_bytes / (way.shard if way.zero >= 2 else 1) + optimizer_bytes / way.shard
+        parameter_bytes, gradient_bytes, optimizer_bytes = self.state_bytes
+        held = (parameter_bytes + gradient_bytes + optimizer_bytes) / way.shard
+        on_fsdp2 = shape.data > 1 and (way.zero > 0 or shape.workers > shape.data)
+        if on_fsdp2 and (way.zero < 3 or shape.pipeline > 1):  # all parameters lie there whole, beside the shards
+            stays = shape.pipeline > 1 or (way.zero < 2 and way.micro_batch * shape.data < self.space.batch_size)
+            whole = parameter_bytes + (gradient_bytes if stays else 0)
+            held = max(held, whole + (parameter_bytes + optimizer_bytes) / way.shard)
         return held / (shape.tensor * shape.pipeline)
 
     def _worth_s(self, shape: Shape) -> float:

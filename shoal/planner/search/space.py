@@ -4,16 +4,18 @@ A shape says how many workers stand along tensor, pipeline and data. The ways to
 what is recomputed, what is sharded over how many, the pipeline's schedule, and how the gradients meet.
 
 Left out is what cannot win: gpipe takes as long as 1f1b and holds more; a pipeline whose longest stage is as long as
-that of a shorter one only adds workers; a tensor group that neither divides a node nor fills whole ones lies across
-two of them; shards over anything but all data workers, or those of one node.
+that of a shorter one, by cost and by count, only adds workers; a tensor group that neither divides a node nor fills
+whole ones lies across two of them; shards over anything but all data workers, or those of one node. And what cannot be
+run: batch norms with micro-batches; ways to synchronise that wait for their engine, unless they are asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.planner.machine import Machine
-from shoal.planner.search.validate import divisors, most_pieces, takes
+from shoal.planner.search.validate import divisors, takes
+from shoal.planner.stages import longest_piece, most_pieces
 from shoal.spec.plan import RECOMPUTE, Batch, Mesh, Plan, Sync
 from shoal.spec.profile import Profile
 
@@ -71,6 +73,8 @@ class Space:
     def micro_batches(self, shape: Shape) -> list[int]:
         """Return the micro-batches to try, the largest first: for a pipeline, those that leave enough of them."""
         part = -(-self.batch_size // shape.data)
+        if self.profile.batch_norms:
+            return [part]
         sizes = set(divisors(part))
         if shape.pipeline > 1:
             sizes = {size for size in sizes if takes("1f1b", part // size, shape.pipeline)}
@@ -88,7 +92,8 @@ class Space:
         over = {shape.data}
         here = self.machine.per_node // shape.tensor
         over |= {max((size for size in divisors(shape.data) if size <= here), default=1)}
-        return [(0, 1), *((zero, shard) for zero in (1, 2, 3) for shard in sorted(over) if shard > 1)]
+        stages = (1, 2, 3) if shape.pipeline == 1 else (1,)  # a pipeline runs all three alike
+        return [(0, 1), *((zero, shard) for zero in stages for shard in sorted(over) if shard > 1)]
 
     def schedules(self, shape: Shape, micro_batch: int) -> list[tuple[str, int]]:
         """Return (schedule, chunks), 1f1b first."""
@@ -106,17 +111,17 @@ class Space:
         return min(0.1, 1 / max(self._chunks(pipeline), default=1))
 
     def syncs(self, shape: Shape, *, zero: int, lossy: bool) -> list[Sync]:
-        """Return the ways in which the gradients of a shape can meet, all-reduce first; `lossy` adds the inexact."""
+        """Return the ways in which the gradients of a shape can meet, all-reduce first.
+
+        `lossy` adds those that are planned and not run yet: servers, and the inexact.
+        """
         found = [Sync()]
-        if shape.data == 1 or zero:
+        if not lossy or zero or shape.data == 1 or shape.workers != shape.data:
             return found
-        if shape.workers == shape.data:
-            found += [Sync(mode="server", servers=count) for count in sorted({1, self.machine.nodes, shape.data})]
-            found = [sync for sync in found if sync.servers <= shape.data]
-        if lossy:
-            found += [Sync(codec=codec) for codec in LOSSY_CODECS]
-            found += [Sync(mode="local", local_steps=steps) for steps in LOCAL_STEPS]
-        return found
+        servers = sorted({1, self.machine.nodes, shape.data})
+        found += [Sync(mode="server", servers=count) for count in servers if count <= shape.data]
+        found += [Sync(codec=codec) for codec in LOSSY_CODECS]
+        return found + [Sync(mode="local", local_steps=steps) for steps in LOCAL_STEPS]
 
     def plan(self, shape: Shape, way: Way, sync: Sync | None = None) -> Plan:
         """Return the plan of a shape and a way to run it."""
@@ -153,15 +158,33 @@ class Space:
         return [degree for degree in degrees if degree <= most and (here % degree == 0 or degree % here == 0)]
 
     def _pipelines(self) -> list[int]:
-        pieces = most_pieces(self.profile)
-        wanted, longest = [], pieces + 1
-        for stages in range(1, min(pieces, self.machine.workers) + 1):
-            if -(-pieces // stages) < longest:
-                longest = -(-pieces // stages)
-                wanted.append(stages)
-        return wanted
+        if self.profile.batch_norms:  # they take the whole part of a batch at once
+            return [1]
+        blocks = most_pieces(self.profile)
+        most = min(blocks, self.machine.workers)
+        by_count = _where_shorter(lambda stages: -(-blocks // stages), most)
+        return sorted(by_count | _where_shorter(lambda stages: longest_piece(self.profile, stages), most))
 
     def _chunks(self, pipeline: int) -> list[int]:
         pieces = most_pieces(self.profile)
         candidates = [2, 3, 4] if pieces % pipeline else divisors(pieces // pipeline)
         return [chunks for chunks in candidates if chunks > 1 and chunks * pipeline <= pieces]
+
+
+def _where_shorter(length: Callable[[int], int], most: int) -> set[int]:
+    """Return the numbers of stages, up to `most`, each of which makes the longest shorter than one stage less does."""
+    found = {1}
+
+    def look(low: int, high: int) -> None:
+        """Look between two numbers of which the higher one makes it shorter; more stages never make it longer."""
+        middle = (low + high) // 2
+        if middle == low:
+            found.add(high)
+            return
+        for first, last in ((low, middle), (middle, high)):
+            if length(last) < length(first):
+                look(first, last)
+
+    if length(most) < length(1):
+        look(1, most)
+    return found

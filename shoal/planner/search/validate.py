@@ -1,15 +1,18 @@
 """A plan held against a model and a machine: can it run? Each error says what to write instead.
 
 `Plan` itself refuses what contradicts itself; here stands what needs to know the model, the batch and the devices.
+`check_model`, `check_batch` and `check_sync` need no machine.
 """
 
 import math
+from collections.abc import Callable
 
 from shoal.core.errors import PlanError
 from shoal.core.units import format_bytes
 from shoal.planner.machine import Machine
 from shoal.planner.memory.peak import Peak, needed_bytes, peak
 from shoal.planner.search.shares import cut_batch
+from shoal.planner.stages import cut_into_stages, most_pieces
 from shoal.planner.time.schedules import runs_interleaved
 from shoal.spec.plan import Mesh, Plan
 from shoal.spec.profile import Profile
@@ -19,7 +22,7 @@ def validate(plan: Plan, profile: Profile, machine: Machine, *, batch_size: int,
     """Raise PlanError where `plan` cannot train this model in global batches of `batch_size` on `machine`."""
     check_mesh(plan, profile, machine)
     full_batch = min(batch_size, num_samples)
-    check_batch(plan, full_batch, num_samples=num_samples)
+    check_batch(plan, full_batch, num_samples=num_samples, profile=profile)
     check_sync(plan)
     check_memory(plan, profile, machine, batch_size=full_batch)
 
@@ -32,6 +35,14 @@ def check_mesh(plan: Plan, profile: Profile, machine: Machine) -> None:
             f"the mesh {axes(mesh)} has {mesh.workers} workers, and there {_are(machine.workers, 'device')}. "
             f"Use a mesh of at most {machine.workers}, or more nodes."
         )
+    check_model(plan, profile)
+
+
+def check_model(plan: Plan, profile: Profile) -> None:
+    """Raise PlanError where the mesh cuts the model where it cannot be cut."""
+    mesh = plan.mesh
+    if plan.sequence and mesh.tensor == 1:
+        raise PlanError("sequence=true needs mesh.tensor of 2 or more.")
     if mesh.tensor > 1:
         _check_tensor(mesh.tensor, profile)
     pieces, most = mesh.pipeline * plan.chunks, most_pieces(profile)
@@ -39,13 +50,26 @@ def check_mesh(plan: Plan, profile: Profile, machine: Machine) -> None:
         each = f" with chunks={plan.chunks}" if plan.chunks > 1 else ""
         raise PlanError(
             f"pipeline={mesh.pipeline}{each} cuts the model into {pieces} pieces, and it has {most} layers to cut. "
-            f"Use pipeline={max(1, most // plan.chunks)} or less."
+            f"{_use_pipeline(plan.chunks, most)}"
         )
+    if plan.stages:
+        cut_into_stages(profile, mesh.pipeline, chunks=plan.chunks, starts=plan.stages)
+    for limit in ENGINE_LIMITS:
+        sentence = limit(plan)
+        if sentence is not None:
+            raise PlanError(sentence)
 
 
-def most_pieces(profile: Profile) -> int:
-    """Return into how many pieces a pipeline can cut the model: its blocks, or its layers where it has none."""
-    return profile.total(lambda layer: int(layer.block)) or profile.num_layers
+ENGINE_LIMITS: tuple[Callable[[Plan], str | None], ...] = ()
+"""What torch's engines cannot do together: each returns a sentence that refuses a plan, or None."""
+
+
+def _use_pipeline(chunks: int, most: int) -> str:
+    if most // chunks >= 2:
+        return f"Use pipeline={most // chunks} or less."
+    if most >= 4:
+        return f"Use fewer chunks: pipeline=2 takes {most // 2} or less."
+    return "Use schedule='1f1b'." if most >= 2 and chunks > 1 else "Use pipeline=1."
 
 
 def _check_tensor(tensor: int, profile: Profile) -> None:
@@ -54,8 +78,10 @@ def _check_tensor(tensor: int, profile: Profile) -> None:
             f"tensor={tensor}, and the model has no layer that can be divided (attention, or two linear layers in a "
             "row). Use tensor=1."
         )
-    if profile.heads and profile.heads % tensor:
-        raise PlanError(f"tensor={tensor} does not divide num_heads={profile.heads}. {_use_tensor(profile.heads)}")
+    for layer in profile.layers:
+        for name, heads in (("num_heads", layer.heads), ("num_key_value_heads", layer.key_value_heads)):
+            if heads % tensor:
+                raise PlanError(f"tensor={tensor} does not divide {name}={heads}. {_use_tensor(profile.heads)}")
 
 
 def _use_tensor(heads: int) -> str:
@@ -63,8 +89,11 @@ def _use_tensor(heads: int) -> str:
     return f"Use tensor={_listed(good)}."
 
 
-def check_batch(plan: Plan, batch_size: int, *, num_samples: int | None = None) -> None:
-    """Raise PlanError where a replica has no samples, or a pipeline no whole micro-batches."""
+def check_batch(plan: Plan, batch_size: int, *, num_samples: int | None = None, profile: Profile | None = None) -> None:
+    """Raise PlanError where a replica has no samples, a pipeline no whole micro-batches, or a batch norm a part of one.
+
+    `batch_size` is that of a full batch: of the job, or all samples where there are fewer.
+    """
     parts, mesh = plan.mesh.data, plan.mesh
     if num_samples is not None and parts > num_samples:
         raise PlanError(f"{_replicas(mesh)} for {num_samples} samples. Use at most {num_samples}.")
@@ -86,12 +115,29 @@ def check_batch(plan: Plan, batch_size: int, *, num_samples: int | None = None) 
             f"micro_batch={micro_batch} is more than the {max(samples)} samples that a replica takes of a global "
             f"batch. Use micro_batch={max(samples)} or less."
         )
+    if profile is not None and profile.batch_norms:
+        _check_batch_norms(plan, profile.batch_norms, max(samples))
     if mesh.pipeline > 1:
         _check_micro_batches(plan, samples)
 
 
+def _check_batch_norms(plan: Plan, names: tuple[str, ...], part: int) -> None:
+    micro_batch = plan.batch.micro_batch or part
+    if micro_batch < part:
+        instead = "without micro_batch" if plan.mesh.pipeline == 1 else "with pipeline=1 and without micro_batch"
+        raise PlanError(
+            f"{names[0]!r} is a batch norm: with micro_batch={micro_batch} it would take its statistics from a part of "
+            f"the batch, and train another model. Use GroupNorm or LayerNorm, or train {instead}."
+        )
+
+
 def _check_micro_batches(plan: Plan, samples: list[int]) -> None:
     stages, part = plan.mesh.pipeline, samples[0]
+    if len(set(samples)) > 1 and len(set(plan.batch.shares)) > 1:
+        raise PlanError(
+            f"shares with pipeline={stages} give parts of {min(samples)} to {max(samples)} samples: all replicas of a "
+            "pipeline take equally many. Leave the shares out."
+        )
     if len(set(samples)) > 1:
         raise PlanError(
             f"{_replicas(plan.mesh)} with parts of {min(samples)} to {max(samples)} samples: all replicas of a "
@@ -127,16 +173,17 @@ def takes(schedule: str, micro_batches: int, stages: int) -> bool:
 def check_sync(plan: Plan) -> None:
     """Raise PlanError where the gradients cannot meet as the plan says."""
     sync, mesh = plan.sync, plan.mesh
-    if (sync.mode != "all-reduce" or sync.codec != "none") and plan.zero:
-        what = f"sync.mode={sync.mode!r}" if sync.mode != "all-reduce" else f"sync.codec={sync.codec!r}"
+    if sync.mode == "all-reduce" and sync.codec == "none":
+        return
+    what = f"sync.mode={sync.mode!r}" if sync.mode != "all-reduce" else f"sync.codec={sync.codec!r}"
+    if plan.zero:
         raise PlanError(
             f"{what} with zero={plan.zero}: a worker that holds a shard has no whole gradient to send. "
             "Use zero=0 with mesh.shard=1."
         )
-    if sync.mode == "server" and mesh.workers != mesh.replicate:
-        raise PlanError(
-            f"sync.mode='server' with the mesh {axes(mesh)}: servers serve whole models. Use only mesh.replicate."
-        )
+    if mesh.workers != mesh.replicate:
+        reason = "servers serve whole models" if sync.mode == "server" else "it takes whole models"
+        raise PlanError(f"{what} with the mesh {axes(mesh)}: {reason}. Use only mesh.replicate.")
     if sync.mode == "server" and sync.servers > mesh.replicate:
         raise PlanError(
             f"sync.servers={sync.servers} for {_replicas(mesh)}: the servers live on the workers. "

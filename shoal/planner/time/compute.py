@@ -3,7 +3,8 @@
 1. A product of f operations takes f / rate + half_s, at least its bytes / memory rate: half_s is what lets small
    products reach only a part of the rate.
 2. All else takes its bytes / memory rate. While micro-batches accumulate, a gradient is read, read and written.
-3. Tensor parallelism divides the products of layers that have pairs, and that part of the rest which is split.
+3. Tensor parallelism divides the products of layers that have pairs, and that part of the rest which is split; by
+   tokens (`Plan.sequence`), all of the rest in blocks.
 4. A device that works through a queue takes the longer of work and starts; a processor takes both.
 
 Example: 10 products of 20 GFLOP at 200 TFLOP/s with half_s = 10 us, 300 MB at 1.5 TB/s, 60 operations of 10 us:
@@ -61,6 +62,8 @@ class Split(NamedTuple):
     ratio: float
     tensor: int
     accumulates: bool
+    sequence: bool = False
+    """Whether what lies between a block's pairs is divided as well, by tokens."""
 
 
 class PassTime(NamedTuple):
@@ -99,7 +102,8 @@ class LayerCost:
     def passes(self, split: Split, recompute: str) -> tuple[PassTime, PassTime, PassTime]:
         """Return the forward, what the backward computes again, and the backward itself."""
         tensor = split.tensor if self.pairs else 1
-        kept = split.ratio * (1 - (1 - 1 / tensor) * self.divided_saved)
+        divided_saved = 1.0 if split.sequence and self.block else self.divided_saved
+        kept = split.ratio * (1 - (1 - 1 / tensor) * divided_saved)
         divided = split.ratio / tensor
         forward = self.forward.at(divided, kept)
         backward = self.backward.at(divided, kept)

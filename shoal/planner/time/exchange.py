@@ -2,9 +2,11 @@
 
 1. all-reduce: the gradients once a step, beside the backward of the last micro-batch, in buckets of 25 MB. What shows
    is the last bucket, or what that backward was too short to hide.
-2. ZeRO: gradients are reduced and scattered over the shards, then summed over the replicas; parameters are gathered:
-   after the step (ZeRO 1), once in the forward (2), in every forward and backward (3). ZeRO 2 and 3 scatter gradients
-   in every micro-batch. A layer's messages run beside the computing of its neighbours; the first one shows.
+2. ZeRO, on FSDP2: parameters are gathered in the first forward of a step (ZeRO 1 and 2), or in every forward and
+   backward (3). Gradients are reduced and scattered over the shards, then summed over the replicas: in the last
+   micro-batch (1) or in every one (2 and 3). A layer's messages run beside the computing of its neighbours; the first
+   one shows. In a pipeline all stages of ZeRO gather once a step, and scatter when its last backward is done: that
+   shows whole. So does the all-reduce of replicas that are pipelines.
 3. server: K servers take gradients and give parameters, after the backward. local: parameters meet every H steps.
 4. A codec shrinks what travels and costs its encoding and decoding. What cannot be added encoded is gathered.
 5. On a link that does not overlap, or with an engine that waits, everything shows.
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 from shoal.planner.collectives.allreduce import parameter_server
 from shoal.planner.collectives.compression import CODECS, Codec, decoded_bytes
+from shoal.planner.engine import frees_parameters, scatters_after, scatters_each
 from shoal.planner.time.traffic import Group, Groups
 from shoal.spec.plan import Plan
 
@@ -49,7 +52,7 @@ def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Ex
         return Exchange(0.0)
     if plan.zero:
         return _zero(plan, groups, held, overlaps=overlaps)
-    return _MODES[plan.sync.mode](plan, groups.data, held, overlaps)
+    return _MODES[plan.sync.mode](plan, groups.data, held, overlaps and not scatters_after(plan))
 
 
 def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:
@@ -105,19 +108,18 @@ def _zero(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange
     part_bytes = held.gradient_bytes / shard.size
     reduce_s = shard.gather_s(held.gradient_bytes) + replicate.all_reduce_s(part_bytes)
     gather_s = shard.gather_s(held.parameter_bytes)
-    reduces = held.micro_batches if plan.zero >= 2 else 1
-    gathers = {1: 1, 2: 1, 3: 2 * held.micro_batches}[plan.zero]
+    reduces = held.micro_batches if scatters_each(plan) else 1
+    gathers = 2 * held.micro_batches if frees_parameters(plan) else 1
     inside, between = shard.gather_bytes(gathers * held.parameter_bytes + reduces * held.gradient_bytes)
     more_inside, more_between = replicate.gather_bytes(2 * reduces * part_bytes)
 
     def shown_s(seconds: float, beside_s: float) -> float:
         return max(seconds / held.layers, seconds - beside_s) if overlaps else seconds
 
-    if plan.zero == 3:
+    if frees_parameters(plan):
         each_s = shown_s(gather_s, held.forward_s) + shown_s(gather_s + reduce_s, held.backward_s)
         seconds = held.micro_batches * each_s
-    elif plan.zero == 2:
-        seconds = shown_s(gather_s, held.forward_s) + held.micro_batches * shown_s(reduce_s, held.backward_s)
     else:
-        seconds = shown_s(reduce_s, held.backward_s) + gather_s
+        each_s = reduce_s if scatters_after(plan) else shown_s(reduce_s, held.backward_s)
+        seconds = shown_s(gather_s, held.forward_s) + reduces * each_s
     return Exchange(seconds, inside + more_inside, between + more_between)

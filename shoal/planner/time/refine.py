@@ -3,8 +3,8 @@ taken from a simulated step.
 
 1. The forward and backward of every piece of the model (`stagetime`) go through the pipeline's schedule, with and
    without the time that sends take: that gives the bubble, and what the sends add.
-2. Gradients travel beside the last backward, slice by slice; parameters that ZeRO-3 gathers come one layer ahead.
-   What shows of that lengthens every micro-batch, or the end of the step.
+2. Gradients travel beside the last backward, slice by slice, or behind it (`planner.engine`); parameters that ZeRO
+   gathers come one layer ahead. What shows of that lengthens every micro-batch, or the end of the step.
 3. The step ends when the last stage has its gradients and has stepped its optimizer: one that is done early with its
    last backward hides its messages behind the others' work.
 """
@@ -14,11 +14,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from shoal.planner.engine import frees_parameters, scatters_after, scatters_each
 from shoal.planner.machine import Machine
 from shoal.planner.time.compute import Split, rates_of
 from shoal.planner.time.exchange import BUCKET_BYTES
 from shoal.planner.time.simulate import Layered, Piece, Timeline, simulate_overlap, simulate_pipeline
-from shoal.planner.time.stagetime import StageTime, StageTimes
+from shoal.planner.time.stagetime import StageTime, StageTimes, pieces_of
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
 from shoal.planner.time.traffic import Groups, groups_of
 from shoal.spec.plan import Plan
@@ -79,8 +80,13 @@ class _Step:
         mesh = self.plan.mesh
         neighbours = min(mesh.workers, self.machine.per_node)
         times = StageTimes(self.profile, rates_of(self.machine, self.profile.products_in, neighbours=neighbours))
-        split = Split(self.at_once / self.profile.micro_batch, mesh.tensor, accumulates=self.micro_batches > 1)
-        return times.layers_of_stages(mesh.pipeline * self.plan.chunks, split, self.plan.recompute, self.groups.tensor)
+        split = Split(
+            self.at_once / self.profile.micro_batch,
+            mesh.tensor,
+            accumulates=self.micro_batches > 1,
+            sequence=self.plan.sequence,
+        )
+        return times.layers_of_pieces(pieces_of(self.plan), split, self.plan.recompute, self.groups.tensor)
 
     @cached_property
     def stages(self) -> list[list[StageTime]]:
@@ -142,9 +148,9 @@ class _Step:
     @cached_property
     def exposed_in_passes(self) -> list[tuple[float, float]]:
         """What shows of ZeRO's messages in each stage's forward and backward of every micro-batch."""
-        if not self.overlaps or self.plan.zero < 2:
+        if not self.overlaps or not scatters_each(self.plan):
             return [(0.0, 0.0)] * len(self.stages)
-        gathers = self.plan.zero == 3
+        gathers = frees_parameters(self.plan)
         return [
             (
                 simulate_overlap(self._forward(layers)).exposed_s if gathers else 0.0,
@@ -176,12 +182,16 @@ class _Step:
         return [sum(after_s[:stage]) / self.plan.chunks for stage in range(len(after_s))]
 
     def _exposed_at_end(self, layers: list[StageTime]) -> float:
-        if self.plan.zero == 3:
+        """Return what shows of that which goes once a step: gathered in its first forward, sent at its end."""
+        plan = self.plan
+        if frees_parameters(plan):
             return 0.0
-        if self.plan.zero == 2:
-            return simulate_overlap(self._forward(layers)).exposed_s  # gathered once a step
-        gathered_bytes = sum(layer.parameter_bytes for layer in layers) if self.plan.zero else 0.0
-        return simulate_overlap(self._backward(layers)).exposed_s + self.groups.shard.gather_s(gathered_bytes)
+        gathered_s = simulate_overlap(self._forward(layers)).exposed_s if plan.zero else 0.0
+        if scatters_each(plan):
+            return gathered_s
+        if scatters_after(plan):
+            return gathered_s + self._reduce_s(sum(layer.gradient_bytes for layer in layers))
+        return gathered_s + simulate_overlap(self._backward(layers)).exposed_s
 
     def _forward(self, layers: list[StageTime]) -> list[Layered]:
         gather_s = self.groups.shard.gather_s

@@ -13,6 +13,7 @@ zero-bubble  1f1b with the backward in two: what the stage before waits for goes
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
@@ -26,9 +27,10 @@ class Task(NamedTuple):
     chunk: int
 
 
-def stage_order(schedule: str, *, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> list[Task]:
+@lru_cache(maxsize=512)
+def stage_order(schedule: str, *, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> tuple[Task, ...]:
     """Return what `stage` does, in its order."""
-    return list(_ORDERS[schedule](stage, stages, micro_batches, chunks))
+    return tuple(_ORDERS[schedule](stage, stages, micro_batches, chunks))
 
 
 def runs_interleaved(micro_batches: int, stages: int) -> bool:

@@ -22,7 +22,7 @@ from shoal.planner.machine import Machine
 from shoal.planner.time.compute import PassTime, Rates, Split, rates_of
 from shoal.planner.time.exchange import Exchange, Held, exchange_of
 from shoal.planner.time.nearby import layer_flops_of
-from shoal.planner.time.stagetime import Pipeline, StageTime, StageTimes
+from shoal.planner.time.stagetime import Pipeline, StageTime, StageTimes, pieces_of
 from shoal.planner.time.traffic import Groups, groups_of
 from shoal.spec.plan import Mesh, Plan
 from shoal.spec.profile import Profile
@@ -119,8 +119,10 @@ class _Costs:
         micro_batches = samples / at_once  # the last one may be smaller, and takes less
         groups = self._groups_of(mesh)
         times = self._times(min(mesh.workers, self.machine.per_node))
-        split = Split(at_once / self.profile.micro_batch, mesh.tensor, accumulates=samples > at_once)
-        pipeline = times.pipeline(mesh.pipeline, split, plan.recompute, groups.tensor)
+        split = Split(
+            at_once / self.profile.micro_batch, mesh.tensor, accumulates=samples > at_once, sequence=plan.sequence
+        )
+        pipeline = times.pipeline(pieces_of(plan), split, plan.recompute, groups.tensor)
         slowest = pipeline.slowest
         pipeline_s, sends = self._sends(plan, groups, split.ratio, micro_batches)
         found, optimizer_s = self._ending(
@@ -157,10 +159,10 @@ class _Costs:
     def _ending(
         self, plan: Plan, groups: Groups, pipeline: Pipeline, rates: Rates, *, rounds: int, overlap: bool
     ) -> tuple[Exchange, float]:
-        """Return the exchange and the optimizer's seconds, of that end of the pipeline where both take longest."""
+        """Return the exchange and the optimizer's seconds, of that stage of the pipeline where both take longest."""
         link = self.machine.between if groups.data.nodes > 1 else self.machine.inside
         found = []
-        for stage in pipeline.ends:
+        for stage in pipeline.different:
             held = Held(
                 stage.gradient_bytes,
                 stage.parameter_bytes,

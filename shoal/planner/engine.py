@@ -1,0 +1,39 @@
+"""Which of torch's engines runs a plan, as far as that decides what a worker holds and when it sends.
+
+DDP takes whole models (mesh.replicate alone). FSDP2 takes the rest, with a shard axis of 1 where nothing is sharded. It
+gathers parameters at a step's first forward and keeps them; what differs is what it frees again, and when gradients go
+to their shards. A pipeline runs FSDP2 its own way: once a step, whatever the stage of ZeRO.
+
+             parameters freed      gradients scattered
+zero 0, 1    with the step         in the last micro-batch's backward
+zero 2       with the step         in every backward
+zero 3       after every forward   in every backward
+a pipeline   with the step         after the last backward
+"""
+
+from shoal.spec.plan import Plan
+
+
+def on_ddp(plan: Plan) -> bool:
+    """Return whether DDP joins the replicas."""
+    return plan.mesh.data > 1 and plan.mesh.replicate == plan.mesh.workers
+
+
+def on_fsdp2(plan: Plan) -> bool:
+    """Return whether FSDP2 joins the replicas and shards."""
+    return plan.mesh.data > 1 and not on_ddp(plan)
+
+
+def frees_parameters(plan: Plan) -> bool:
+    """Return whether a block's parameters go after its forward, and come again for its backward."""
+    return plan.zero == 3 and plan.mesh.pipeline == 1
+
+
+def scatters_each(plan: Plan) -> bool:
+    """Return whether gradients go to their shards in every micro-batch, so that none lie whole between two."""
+    return plan.zero >= 2 and plan.mesh.pipeline == 1
+
+
+def scatters_after(plan: Plan) -> bool:
+    """Return whether gradients are sent only when all backwards are done, beside nothing."""
+    return on_fsdp2(plan) and plan.mesh.pipeline > 1
