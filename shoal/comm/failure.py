@@ -13,6 +13,7 @@ _WORDS = (
     "read timeout",
     "wait timeout",
     "socket timeout",
+    "application timeout caused pair closure",
     "remote process exited",
     "failed to recv, got 0 bytes",
     "gloo connectfullmesh failed",

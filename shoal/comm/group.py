@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from shoal.comm.rank import Rank
+from shoal.comm.staged import staged_backend
+from shoal.comm.torch_private import forget_meshes
 
 
 @contextmanager
@@ -40,6 +42,7 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
     finally:
         gc.collect()
         dist.destroy_process_group()
+        forget_meshes()
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> dist.Work:
@@ -54,7 +57,7 @@ def barrier() -> None:
 
 
 def _backend(rank: Rank, device: torch.device) -> str:
-    """NCCL where each worker of the node has a GPU of its own; it refuses to share one, Gloo does not."""
-    if device.type == "cuda" and rank.local_workers <= torch.cuda.device_count():
-        return "cuda:nccl,cpu:gloo"
-    return "gloo"
+    """NCCL where each worker of the node has a GPU of its own; it refuses to share one. Gloo for the processor."""
+    if device.type != "cuda":
+        return "gloo"
+    return "cuda:nccl,cpu:gloo" if rank.local_workers <= torch.cuda.device_count() else staged_backend()

@@ -1,0 +1,52 @@
+"""Collectives over the workers of one axis of the mesh, as engines need them; see `group` for those of all workers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, ReduceOp, Work
+
+from shoal.comm.torch_private import timeout_of
+
+# The names of torch 2.12 and before, which newer ones warn of.
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+__all__ = ["ProcessGroup", "Work", "all_gather_into", "gather_parts", "reduce_scatter_into", "start_sum", "subgroup"]
+
+
+def start_sum(tensor: torch.Tensor, group: ProcessGroup) -> Work:
+    """Start summing `tensor` over `group`, in place; after `.wait()` on what is returned, the sum is there."""
+    work: Work = dist.all_reduce(tensor, op=ReduceOp.SUM, group=group, async_op=True)
+    return work
+
+
+def gather_parts(part: torch.Tensor, group: ProcessGroup) -> list[torch.Tensor]:
+    """Return the part of each worker of `group`, in their order; all parts have one shape."""
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    dist.all_gather(parts, part, group=group)
+    return parts
+
+
+def all_gather_into(
+    out: torch.Tensor, part: torch.Tensor, group: ProcessGroup, *, async_op: bool = False
+) -> Work | None:
+    """Put the parts of all workers of `group` one after the other into `out`."""
+    work: Work | None = _all_gather_single(out, part, group=group, async_op=async_op)
+    return work
+
+
+def reduce_scatter_into(
+    out: torch.Tensor, whole: torch.Tensor, group: ProcessGroup, *, op: ReduceOp.RedOpType, async_op: bool = False
+) -> Work | None:
+    """Put this worker's part of the sum of all `whole` over `group` into `out`."""
+    work: Work | None = _reduce_scatter_single(out, whole, op=op, group=group, async_op=async_op)
+    return work
+
+
+def subgroup(group: ProcessGroup, members: Sequence[int]) -> ProcessGroup:
+    """Return the group of those `members`, by their numbers in `group`, with its timeout. Called by these alone."""
+    ranks = [dist.get_global_rank(group, member) for member in members]
+    made: ProcessGroup = dist.new_group(ranks, timeout=timeout_of(group), use_local_synchronization=True)
+    return made
