@@ -1,0 +1,95 @@
+"""What one worker holds of a model under a plan."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shoal.comm.collectives import ProcessGroup, gather_parts
+from shoal.parallel.exact.dropout import ExactDropout
+from shoal.parallel.shard import sum_scalars
+from shoal.parallel.tensor.divide import Division, finish_gradients, tensor_context
+
+
+@dataclass
+class Layout:
+    """What one worker holds of a model, and what the engines want to know of it."""
+
+    model: nn.Module
+    """As the job built it, cut in place."""
+    roots: Sequence[nn.Module]
+    """What runs: the model, or this worker's pieces of it."""
+    parameters: dict[str, nn.Parameter]
+    """Those this worker trains, by their names in the model; a tied one by its first."""
+    parts: dict[str, float]
+    """What each of them counts in the norm of the whole gradient: see `gradients`."""
+    all_names: tuple[str, ...]
+    """The names of all parameters that are trained, on any worker."""
+    dropout: ExactDropout
+    meets: bool
+    """Whether workers with different samples meet in every forward."""
+    batch_norms: Sequence[str] = ()
+    division: Division | None = None
+    mesh: DeviceMesh | None = None
+    sum_tied: Callable[[], None] = lambda: None
+    """Sums the gradients of weights that several stages of a pipeline share. Called by every worker."""
+    why_whole: str = ""
+    """Why this worker has held the whole model while building it, if it has."""
+    draws: bool = field(default=True)
+    """Whether the model draws random numbers in its forward: assumed until the first step has shown it."""
+
+    @contextlib.contextmanager
+    def contexts(self) -> Iterator[None]:
+        """Be ready for a forward and backward pass."""
+        with contextlib.ExitStack() as stack:
+            if self.division is not None:
+                stack.enter_context(tensor_context())
+            if self.draws:
+                stack.enter_context(self.dropout)
+            yield
+
+    def end_step(self) -> None:
+        """Look for random numbers no longer after a step without any: the looking costs a microsecond an operation."""
+        if self.draws and not self.dropout.was_used:
+            self.draws = False
+            self.dropout.remove()
+
+    def finish_gradients(self) -> None:
+        """Bring the gradients to where the engines have not brought them. Called by every worker, after backward."""
+        if self.division is not None:
+            for root in self.roots:
+                finish_gradients(root)
+        if self.mesh is not None and self.meets:
+            sum_scalars(self.parameters.values(), self.mesh["replicate", "shard"])
+        self.sum_tied()
+
+    @torch.no_grad()
+    def whole(self, name: str) -> torch.Tensor:
+        """Return the parameter `name` as it is in the job's model. Called by every worker that holds a slice of it."""
+        parameter: Any = self.parameters[name].detach()
+        if not isinstance(parameter, DTensor):
+            return parameter  # type: ignore[no-any-return]
+        if parameter.dim() == 0:
+            return parameter._local_tensor
+        assert self.mesh is not None
+        cut = self.division.cuts.get(name) if self.division else None
+        rows = parameter.shape[0] // (self.division.count if self.division and cut and cut.dim == 0 else 1)
+        part = _joined_shards(parameter._local_tensor, rows, self.mesh.get_group("shard"))
+        if self.division is None or cut is None:
+            return part
+        return self.division.whole_of(name, gather_parts(part.contiguous(), self.mesh.get_group("tensor")))
+
+
+def _joined_shards(local: torch.Tensor, rows: int, group: ProcessGroup) -> torch.Tensor:
+    """Return the `rows` rows of which each worker of `group` has its slice; see `materialise.shard_of`."""
+    if group.size() == 1:
+        return local
+    each = -(-rows // group.size())
+    padded = torch.zeros(each, *local.shape[1:], dtype=local.dtype, device=local.device)
+    padded[: len(local)] = local
+    return torch.cat(gather_parts(padded, group))[:rows]

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: layers cut into stages, micro-batches sent through them."""

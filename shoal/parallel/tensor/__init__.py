@@ -1,0 +1,1 @@
+"""Tensor parallelism: layers divided among workers that compute them together."""

@@ -1,0 +1,24 @@
+"""The private parts of torch that tensor parallelism uses. When they move, tests/parallel/tensor/test_parts.py says."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+__all__ = ["METADATA", "replaces_output", "tree_flatten", "tree_map_only"]
+
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu", "is_meta", "is_leaf")
+_METHODS = ("size", "dim", "numel", "nelement", "is_contiguous", "is_floating_point", "register_hook", "__hash__")
+
+METADATA: frozenset[Callable[..., Any]] = frozenset(
+    [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
+)
+"""What asks a tensor about itself and not for its numbers, in the form in which a function mode sees it."""
+
+
+def replaces_output(module: nn.Module) -> bool:
+    """Return whether hooks on the backward of `module` put another tensor in the place of its output."""
+    own = module._backward_hooks or module._backward_pre_hooks
+    return bool(own or _module._global_backward_hooks or _module._global_backward_pre_hooks)
