@@ -7,7 +7,7 @@ The kinds of line, by their `kind`:
     eval    step, metrics                            worker 0 only
     log     step, values                             what the user logged
     error   type, message, traceback                 the worker's last words
-    end     step, peak_bytes                         the worker finished
+    end     step, peak_bytes, state_bytes            the worker finished; it holds so many parameters, gradients, ...
 
 Each line also has `time` (seconds since 1970). `loss` is the mean over the global batch, the same on every worker;
 `part_loss` the mean over this worker's part, which weighs `weight` of the batch's `batch_weight`. A loss that is not
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-STEP_PARTS = ("data_s", "forward_s", "backward_s", "comm_s", "optimizer_s")
+STEP_PARTS = ("data_s", "forward_s", "backward_s", "comm_s", "bubble_s", "optimizer_s")
 
 
 class EventLog:

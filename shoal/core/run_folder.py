@@ -8,6 +8,7 @@ runs/NAME/
   code/               the job file as it was
   events/rank-N.jsonl one line a step and worker (see events.py)
   tensorboard/        scalars from worker 0
+  parameters/         the final parameters, where `shoal verify` asked for them
   result.json         how it ended
   report.html         the page about it
 """
@@ -33,6 +34,7 @@ class RunFolder:
         self.code = path / "code"
         self.events = path / "events"
         self.tensorboard = path / "tensorboard"
+        self.parameters = path / "parameters"
         self.result_json = path / "result.json"
         self.report_html = path / "report.html"
 

@@ -32,7 +32,7 @@ class Part:
     batch_samples: int
     """How many samples the global batch has."""
     batch: Any
-    """The samples, collated; None where the part is empty, as a last, partial batch may leave it."""
+    """The samples, collated. Of an empty part, as a last, partial batch may leave it, a stand-in of one sample."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Loader:
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
         ahead: int = 2,
+        is_ahead: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
         self._data = data
@@ -79,7 +80,7 @@ class Loader:
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._block: _Block | None = None
-        self._is_ahead = False
+        self._is_ahead = is_ahead
         self._slow_parts = 0
         self._wanted = threading.Event()
 
@@ -136,8 +137,9 @@ class Loader:
             where = global_batch(step - 1, num_samples=len(self._data), batch_size=self._batch_size)
             bounds = cut(where.num_samples, self._shares)
             first, last = where.first + bounds[self._index], where.first + bounds[self._index + 1]
-            samples = self._order(where.epoch, first, last) if self._shuffle else list(range(first, last))
-            batch = self._fetch(samples, step) if samples else None
+            samples = self._order(where.epoch, first, last)
+            # Workers wait for each other in every step, so that one without samples computes on a stand-in.
+            batch = self._fetch(samples or self._order(where.epoch, where.first, where.first + 1), step)
             yield Part(step, where.epoch, tuple(samples), where.num_samples, batch)
 
     def _order(self, epoch: int, first: int, last: int) -> list[int]:
@@ -145,6 +147,8 @@ class Loader:
 
         A call into NumPy costs the same for one position and for a thousand (0.1 ms).
         """
+        if not self._shuffle:
+            return list(range(first, last))
         block = self._block
         if (
             block is None

@@ -13,7 +13,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with every tensor in it on `device`."""
     if device.type == "cpu":
         return batch
-    return map_leaves(lambda x: x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x, batch)
+    return map_leaves(lambda x: _moved(x, device) if isinstance(x, torch.Tensor) else x, batch)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `tensor` on `device`, without waiting for what that still has to do: only pinned memory goes so."""
+    return (tensor if tensor.is_pinned() or tensor.is_cuda else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 def micro_batches(batch: Any, *, num_samples: int, micro_batch: int | None) -> Iterator[tuple[Any, int]]:

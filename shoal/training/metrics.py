@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.core.events import STEP_PARTS, EventLog
+from shoal.data.loader import Part
 from shoal.training.scalars import Scalars
 from shoal.training.step import StepResult
 
@@ -25,26 +26,27 @@ class Metrics:
         self._scalars = Scalars(tensorboard) if tensorboard else None
         self._log.write("start", pid=os.getpid(), host=platform.node())
 
-    def step(self, step: int, epoch: int, samples: int, result: StepResult, seconds: Mapping[str, float]) -> None:
-        """Write the event of one step; `seconds` are its parts, data included."""
+    def step(self, part: Part, result: StepResult, seconds: Mapping[str, float]) -> None:
+        """Write the event of the step that `part` was for; `seconds` are its parts, data included."""
         total_s = sum(seconds.values())
         self._log.write(
             "step",
-            step=step,
-            epoch=epoch,
+            step=part.step,
+            epoch=part.epoch,
             loss=_finite(result.loss),
             part_loss=_finite(result.part_loss),
-            samples=samples,
+            samples=len(part.samples),
             weight=result.weight,
             batch_weight=result.batch_weight,
             step_s=round(total_s, 6),
             **{name: round(seconds.get(name, 0.0), 6) for name in STEP_PARTS},
+            **_norms(result),
         )
         if self._scalars and time.monotonic() >= self._next_scalars:
             self._next_scalars = time.monotonic() + _SCALARS_EVERY_S
             values = {"loss": result.loss, f"{self._unit}_per_s": result.batch_weight / total_s}
             values |= {f"seconds/{name.removesuffix('_s')}": seconds.get(name, 0.0) for name in STEP_PARTS}
-            self._scalars.write(step, values)
+            self._scalars.write(part.step, values)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the result of an evaluation after `step` steps."""
@@ -59,14 +61,23 @@ class Metrics:
         if self._scalars:
             self._scalars.write(step, numbers)
 
-    def end(self, step: int, peak_bytes: int) -> None:
-        """Write that the worker finished."""
-        self._log.write("end", step=step, peak_bytes=peak_bytes)
+    def end(self, step: int, peak_bytes: int, state_bytes: Mapping[str, int] | None = None) -> None:
+        """Write that the worker finished, the most it ever held, and by kind the model state that it holds at rest."""
+        self._log.write("end", step=step, peak_bytes=peak_bytes, state_bytes=dict(state_bytes or {}))
 
     def close(self) -> None:
         """Flush and close what is open."""
         if self._scalars:
             self._scalars.close()
+
+
+def _norms(result: StepResult) -> dict[str, object]:
+    norms: dict[str, object] = {}
+    if result.gradient_norm is not None:
+        norms["gradient_norm"] = _finite(result.gradient_norm)
+    if result.parameter_norms:
+        norms["parameter_norms"] = {name: _finite(value) for name, value in result.parameter_norms.items()}
+    return norms
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,28 +1,29 @@
-"""What a plan is predicted to cost on this machine: the job is traced, the machine measured, the rest is arithmetic."""
+"""What a plan is predicted to cost on this machine: the model traced, the machine measured, the rest arithmetic."""
 
 from shoal.core.errors import ShoalError
 from shoal.planner.machine import machine_of
 from shoal.planner.search.ranked import cost_plan
-from shoal.planner.time.steptime import largest_part
-from shoal.profile.trace import trace
 from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan, Predicted
+from shoal.spec.profile import Profile
 from shoal.training.host import Say
 
 
-def predict_plan(job: Job, plan: Plan, *, cluster: Cluster, say: Say) -> Predicted | None:
-    """Return what `plan` is predicted to cost on the one host of `cluster`, or None, saying why, where nobody knows."""
+def predict_plan(job: Job, plan: Plan, profile: Profile | None, *, cluster: Cluster, say: Say) -> Predicted | None:
+    """Return what `plan` is predicted to cost on the one host of `cluster`, or None, saying why, where nobody knows.
+
+    `profile` is what the model costs; None: it could not be traced, which has been said.
+    """
     gpus = cluster.nodes[0].devices
     if 0 < gpus < plan.workers:
         say(f"No prediction: {plan.workers} workers share {gpus} GPU{'s' * (gpus > 1)}.")
         return None
-    batch_size = min(job.batch_size, len(job.data))
-    samples = largest_part(plan, batch_size)
-    at_once = min(samples, plan.batch.micro_batch or samples)
+    if profile is None:
+        return None
     try:
-        profile = trace(job, micro_batch=at_once, precision=plan.precision, gpu=gpus > 0)
         machine = machine_of(cluster, per_node=plan.workers)
+        batch_size = min(job.batch_size, len(job.data))
         return cost_plan(plan, profile, machine, batch_size=batch_size).plan.predicted
     except ShoalError as error:
         say(f"No prediction: {error}")

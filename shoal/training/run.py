@@ -1,7 +1,8 @@
 """A run from the inside: what `shoal.start` gives to people with their own loop, and what shoal's own loop uses."""
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -9,46 +10,82 @@ from torch.distributed import Store
 
 from shoal.comm.device import pick_device, set_threads
 from shoal.comm.group import barrier, joined
+from shoal.comm.mesh import device_mesh, position_of
 from shoal.comm.rank import Rank
 from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.data.loader import Loader, Part
+from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.training.clock import StepClock
+from shoal.training.engine import build_engine
 from shoal.training.evaluate import evaluate
-from shoal.training.memory import PeakMemory
+from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
+from shoal.training.pieces import Cutter
+from shoal.training.recording import Recording
 from shoal.training.state import build_state
-from shoal.training.step import Stepper
+from shoal.training.step import Pending, Stepper, check_finite
 
 
 class Run:
     """One worker's side of a run."""
 
     def __init__(
-        self, job: Job, plan: Plan, folder: RunFolder, *, rank: Rank, device: torch.device, log: EventLog
+        self,
+        job: Job,
+        plan: Plan,
+        folder: RunFolder,
+        *,
+        rank: Rank,
+        device: torch.device,
+        log: EventLog,
+        is_recorded: bool = False,
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
+        self._log = log
         tensorboard = folder.tensorboard if rank.index == 0 else None
         self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit)
-        self._memory = PeakMemory(device)
+        self._memory = PeakMemory(device, divided=plan.mesh.workers != plan.mesh.replicate)
         self._clock = StepClock(device)
-        self._state = build_state(job, device=device, rank=rank.index)
-        self._stepper = Stepper(self._state, job, plan, rank=rank.index, device=device, clock=self._clock)
-        self._part: Part | None = None
-
-    @property
-    def step_count(self) -> int:
+        self._position = position_of(plan.mesh, rank.index)
+        mesh = device_mesh(plan.mesh, device, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+        self._state = build_state(
+            job, plan, position=self._position, mesh=mesh, device=device, on_wait=self._clock.waited
+        )
+        self._cutter = Cutter(job, plan, device=device, meets=self._state.layout.meets)
+        self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock)
+        self._recording = Recording(self._state.layout, self._position, folder.parameters) if is_recorded else None
+        self._stepper = Stepper(
+            self._state,
+            job,
+            plan,
+            self.engine,
+            position=self._position,
+            index=rank.index,
+            device=device,
+            clock=self._clock,
+            cutter=self._cutter,
+            recording=self._recording,
+        )
+        self.step_count = 0
         """How many steps have been done."""
-        return self._state.step
+        self._part: Part | None = None
+        self._pending: Pending | None = None
+        self._loss = math.nan
 
     @property
     def model(self) -> torch.nn.Module:
         """The model as the job built it, without any wrapper."""
-        return self._state.model
+        return self._state.layout.model
+
+    @property
+    def layout(self) -> Layout:
+        """What this worker holds of it."""
+        return self._state.layout
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -58,20 +95,21 @@ class Run:
     def batches(self) -> Iterator[Any]:
         """Yield this worker's part of each global batch, to the end of the job; each must be given to `step`.
 
-        The part of a last, partial batch can be empty: it is None then, and `step(None)` must still be called, for the
-        other workers wait for this one.
+        The part of a last, partial batch can be empty: `samples` is then, and the batch is a stand-in that counts
+        nothing. It must still be given to `step`, for the other workers wait for this one.
         """
         loader = Loader(
             self.job.data,
             batch_size=self.job.batch_size,
             shares=self.plan.shares,
-            index=self.rank.index,
+            index=self._position.data,
             first_step=self.step_count + 1,
             last_step=self.job.total_steps,
             seed=self.job.seed,
             shuffle=self.job.shuffle,
             collate=self.job.collate,
             timeout_s=self.plan.timeout_s,
+            is_ahead=self.device.type == "cuda",
         )
         self._clock.restart()
         for part in loader:
@@ -81,20 +119,43 @@ class Run:
 
     def step(self, batch: Any) -> float:
         """Train on `batch` and return the loss of the global batch. Called by every worker."""
+        self.advance(batch)
+        return self.settle()
+
+    def advance(self, batch: Any) -> None:
+        """Train on `batch` without waiting for what comes of it: on a GPU, that is known one step later."""
         part, self._part = self._part, None
         if part is None:
             raise ConfigError("run.step(batch) takes each batch of run.batches() once, in their order.")
-        result = self._stepper.step(part, batch)
-        seconds = self._clock.read()
-        self._metrics.step(part.step, part.epoch, len(part.samples), result, seconds)
-        self._clock.restart()
-        return result.loss
+        with self._stepper.contexts(), _eager() if self.step_count == 0 and self.plan.compile else nullcontext():
+            pending = self._stepper.step(part, batch)
+        self._state.layout.end_step()
+        self.step_count += 1
+        if self._pending is not None:
+            self.settle()
+        self._pending = pending
+        if self.device.type == "cpu":
+            self.settle()
+
+    def settle(self) -> float:
+        """Wait for the step under way, write down what it was, and return the loss of the last step."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            result = pending.result()
+            check_finite(pending, result.loss, worker=self.rank.index, applied=True)
+            self._metrics.step(pending.part, result, pending.seconds())
+            self._loss = result.loss
+        return self._loss
 
     def evaluate(self) -> dict[str, float]:
         """Return the loss and the job's metrics over `job.eval_data`. Called by every worker."""
         if self.job.eval_data is None:
             raise ConfigError("run.evaluate() needs Job.eval_data.")
-        metrics = evaluate(self.model, self.job, self.plan, rank=self.rank.index, device=self.device)
+        self.settle()
+        with self._stepper.contexts():
+            metrics = evaluate(
+                self.model, self.job, self.plan, self.engine, position=self._position, cutter=self._cutter
+            )
         if self.rank.index == 0:
             self._metrics.evaluation(self.step_count, metrics)
         self._clock.restart()
@@ -107,22 +168,41 @@ class Run:
 
     def finish(self) -> None:
         """Write that this worker did what it had to."""
-        self._metrics.end(self.step_count, self._memory.read())
+        self.settle()
+        if self._recording is not None:
+            self._recording.write()
+        held = state_bytes(self._state.layout, self._state.optimizer)
+        self._metrics.end(self.step_count, self._memory.read(), held)
 
     def close(self) -> None:
         """Close the files, and let go of the engine, which must not outlive the group (see `comm.group.joined`)."""
         self._metrics.close()
-        del self._stepper
+        del self._stepper, self.engine, self._state, self._recording
 
 
 @contextmanager
-def open_run(job: Job, folder: RunFolder, *, rank: Rank, store: Store | None, log: EventLog) -> Iterator[Run]:
-    """Be worker `rank` of the run in `folder` for the length of a `with` block. Called by every worker."""
+def _eager() -> Iterator[None]:
+    """Do without torch.compile: in the first step, which shows whether the model draws random numbers."""
+    torch.compiler.set_stance("force_eager")
+    try:
+        yield
+    finally:
+        torch.compiler.set_stance("default")
+
+
+@contextmanager
+def open_run(
+    job: Job, folder: RunFolder, *, rank: Rank, store: Store | None, log: EventLog, is_recorded: bool = False
+) -> Iterator[Run]:
+    """Be worker `rank` of the run in `folder` for the length of a `with` block. Called by every worker.
+
+    `is_recorded`: write down what `shoal verify` compares.
+    """
     plan = read_toml(Plan, folder.plan_toml)
     set_threads(rank)
     device = pick_device(rank)
     with joined(rank, store, device=device, timeout_s=plan.timeout_s):
-        run = Run(job, plan, folder, rank=rank, device=device, log=log)
+        run = Run(job, plan, folder, rank=rank, device=device, log=log, is_recorded=is_recorded)
         try:
             yield run
             run.finish()

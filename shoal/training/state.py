@@ -1,44 +1,75 @@
-"""What a worker trains: the model and its optimizer, as the job builds them and the plan lays them out."""
+"""What a worker trains: its part of the model and its optimizer, as the job builds them and the plan lays them out."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from shoal.comm.mesh import Position
 from shoal.core.errors import JobError
+from shoal.parallel.apply import apply_plan
+from shoal.parallel.layout import Layout
+from shoal.parallel.optimizer import Slices
+from shoal.parallel.shard import OnWait
+from shoal.planner.time.steptime import largest_part
+from shoal.profile.sample import sample_batch
 from shoal.spec.job import Job
+from shoal.spec.plan import Plan
+from shoal.training.calling import Caller, MicroBatch
+from shoal.training.pieces import Piece
 
 
 @dataclass
 class TrainState:
     """Everything that changes during training."""
 
-    model: nn.Module
+    layout: Layout
     optimizer: torch.optim.Optimizer
+    slices: Slices
     schedule: Any
     """A learning-rate scheduler, or None."""
     step: int = 0
     """How many steps have been done."""
 
 
-def build_state(job: Job, *, device: torch.device, rank: int) -> TrainState:
-    """Build the job's model on `device`, and its optimizer and schedule.
+def _sample(job: Job, plan: Plan) -> Any:
+    """Return a micro-batch as the model will be called with, to find out on fake tensors where it can be cut."""
+    size = plan.batch.micro_batch or largest_part(plan, min(job.batch_size, len(job.data)))
+    return sample_batch(job, size), MicroBatch(Piece(None, (), 0.0), 0)
 
-    All workers build from the job's seed; afterwards each draws its own random numbers (dropout must differ between
-    parts of a batch). What the weights are does not hang on this: worker 0's are broadcast.
+
+def build_state(
+    job: Job,
+    plan: Plan,
+    *,
+    position: Position,
+    mesh: DeviceMesh | None,
+    device: torch.device,
+    on_wait: OnWait | None = None,
+) -> TrainState:
+    """Build this worker's part of the job's model on `device`, and its optimizer and schedule.
+
+    All workers build from the job's seed. Afterwards those with different samples draw different random numbers, those
+    with the same samples the same. (Dropout is exact: see `parallel.dropout`.)
     """
-    torch.manual_seed(job.seed)
-    model = job.model()
-    if not isinstance(model, nn.Module):
-        raise JobError(f"model() returned a {type(model).__name__}, not an nn.Module.")
-    model.to(device)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
+    call = Caller(job, plan, device)
+    layout = apply_plan(
+        job,
+        plan,
+        position=position,
+        mesh=mesh,
+        device=device,
+        call=call,
+        sample=_sample(job, plan) if plan.mesh.pipeline > 1 else None,
+        on_wait=on_wait,
+    )
+    call.layout = layout
+    if not layout.all_names:
         raise JobError("model() has no parameter to train.")
-    optimizer = job.optimizer(parameters)
+    optimizer = job.optimizer(list(layout.parameters.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise JobError(f"optimizer(parameters) returned a {type(optimizer).__name__}, not a torch.optim.Optimizer.")
     schedule = job.schedule(optimizer) if job.schedule else None
-    torch.manual_seed(job.seed + 1 + rank)
-    return TrainState(model, optimizer, schedule)
+    torch.manual_seed(job.seed + 1 + position.data)
+    return TrainState(layout, optimizer, Slices(optimizer), schedule)

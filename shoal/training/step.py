@@ -1,35 +1,36 @@
 """One step: forward, backward, synchronise, optimizer, for whatever part of the global batch this worker has.
 
-1. The part is cut into micro-batches, and each is weighed (samples, or what the job's `weight` counts).
+1. The part is cut into micro-batches (`pieces`).
 2. The weight W of the global batch is known (samples) or summed over the workers while the forward pass runs.
 3. Each micro-batch's loss, a mean, is scaled by its weight / W: summed over micro-batches and workers, the gradient is
-   the weighted mean over the global batch. Only the last micro-batch synchronises.
+   the weighted mean over the global batch. An engine runs forward and backward: `whole`, or `pipelined`.
 4. The gradient is clipped by its global norm if the job says so; optimizer and schedule step.
 
 Example: parts of 3 and 1 samples, micro-batches of 2. Worker 0 scales by 2/4 and 1/4, worker 1 by 1/4; the sum of the
 three scaled means is the mean over 4.
+
+On a GPU nothing is read back during a step: the processor runs ahead, and what a step was is known when somebody asks.
 """
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
+from shoal.comm.group import all_reduce_sum
+from shoal.comm.mesh import Position
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
 from shoal.data.loader import Part
-from shoal.parallel.precision import precision_context
-from shoal.parallel.replicate import apply_replicate, refuse_batch_norm
+from shoal.parallel.gradients import clip, squares
 from shoal.spec.job import Job
-from shoal.spec.parts import parts
 from shoal.spec.plan import Plan
-from shoal.sync.allreduce import AllReduce, PendingTotal
-from shoal.training.batch import micro_batches, to_device, weigh
-from shoal.training.clock import StepClock
-from shoal.training.objective import Objective
+from shoal.sync.allreduce import PendingTotal
+from shoal.training.clock import Seconds, StepClock
+from shoal.training.pieces import Cutter, Piece
+from shoal.training.recording import Recording
 from shoal.training.state import TrainState
 
 
@@ -40,68 +41,141 @@ class StepResult:
     loss: float
     """The mean over the global batch, the same on every worker."""
     part_loss: float | None
-    """The mean over this worker's part; None if that weighs nothing."""
+    """The mean over this worker's part; None if that weighs nothing, or another stage of the pipeline knows it."""
     weight: float
     batch_weight: float
+    gradient_norm: float | None = None
+    """Of the whole model, before clipping; None where nobody asked for it."""
+    parameter_norms: dict[str, float] = field(default_factory=dict)
+    """The norm of each parameter's gradient, where asked for."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A micro-batch: some samples of the part, and what they weigh."""
+class Losses:
+    """What an engine's forward and backward found: scaled losses, summed to what they are of the global batch."""
 
-    batch: Any
-    samples: tuple[int, ...]
-    weight: float
+    of_pieces: torch.Tensor | None
+    """One for each piece, where this worker computed them: not on the other stages of a pipeline."""
+    of_batch: torch.Tensor | None = None
+    """Where the engine has summed them over all workers already."""
+
+
+class Engine(Protocol):
+    """How forward and backward are run."""
+
+    def forward_backward(self, pieces: Sequence[Piece], scale: Callable[[Piece], float], step: int) -> Losses:
+        """Leave this worker's slices of the global batch's gradient in the parameters."""
+
+    def forward(self, pieces: Sequence[Piece], score: Callable[[Any, Piece], torch.Tensor]) -> list[torch.Tensor]:
+        """Return score(output, piece) of each piece, without gradients; empty where another stage knows it."""
+
+
+class Pending:
+    """A step that is under way on the device; what it was is on its way to the processor."""
+
+    def __init__(
+        self,
+        part: Part,
+        pieces: Sequence[Piece],
+        losses: torch.Tensor | None,
+        totals: torch.Tensor,
+        *,
+        weight: float,
+        batch_weight: float,
+        has_norm: bool,
+        names: tuple[str, ...],
+    ) -> None:
+        self.part, self.pieces = part, pieces
+        self.seconds: Seconds = dict
+        self._weight, self._batch_weight = weight, batch_weight
+        self._has_norm, self._names = has_norm, names
+        self._num_losses = 0 if losses is None else len(losses)
+        together = totals if losses is None else torch.cat([losses.to(totals), totals])
+        # Copied now: asked for later, it would wait behind the next step, which has been started by then.
+        self._numbers = together.detach().to("cpu", non_blocking=True)
+        self._copied = _event_on(together.device)
+
+    def losses(self) -> list[float]:
+        """Wait until the step is done, and return the scaled loss of each piece, where this worker knows it."""
+        return self._read()[: self._num_losses]
+
+    def result(self) -> StepResult:
+        """Wait until the step is done, and return what it was."""
+        losses, (loss, *squares) = self.losses(), self._read()[self._num_losses :]
+        return StepResult(
+            loss=loss,
+            part_loss=sum(losses) * self._batch_weight / self._weight if losses and self._weight else None,
+            weight=self._weight,
+            batch_weight=self._batch_weight,
+            gradient_norm=math.sqrt(squares[0]) if self._has_norm else None,
+            parameter_norms={name: math.sqrt(value) for name, value in zip(self._names, squares[1:], strict=False)},
+        )
+
+    def _read(self) -> list[float]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._numbers.tolist()
+
+
+def _event_on(device: torch.device) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class Stepper:
     """Does the steps of one worker."""
 
     def __init__(
-        self, state: TrainState, job: Job, plan: Plan, *, rank: int, device: torch.device, clock: StepClock
+        self,
+        state: TrainState,
+        job: Job,
+        plan: Plan,
+        engine: Engine,
+        *,
+        position: Position,
+        index: int,
+        device: torch.device,
+        clock: StepClock,
+        cutter: Cutter,
+        recording: Recording | None = None,
     ) -> None:
-        self._state, self._job, self._plan = state, job, plan
-        self._rank, self._device, self._clock = rank, device, clock
-        self._parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self._objective = Objective(state.model, job, workers=plan.workers)
-        self._replica: Objective | DistributedDataParallel = self._objective
-        if plan.workers > 1:
-            refuse_batch_norm(state.model, reason=f"on each of {plan.workers} workers")
-            self._replica = apply_replicate(self._objective, hook=AllReduce(on_bucket=clock.note).hook)
-        samples = parts(min(job.batch_size, len(job.data)), plan.shares)[rank]
-        if plan.batch.micro_batch is not None and samples > plan.batch.micro_batch:
-            refuse_batch_norm(state.model, reason="with --micro-batch")
+        self._state, self._job, self._plan, self._engine = state, job, plan, engine
+        self._position, self._index, self._device, self._clock = position, index, device, clock
+        self._cutter = cutter
+        self._recording = recording
+        self._names = state.layout.all_names if recording else ()
+        self._has_norm = job.clip_norm is not None or recording is not None
 
-    def step(self, part: Part, batch: Any) -> StepResult:
+    def step(self, part: Part, batch: Any) -> Pending:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
-        pieces = self._pieces(part, batch)
+        pieces = self._cutter.cut(part, batch)
         weight = sum(piece.weight for piece in pieces)
         batch_weight = self._batch_weight(part, weight)
-        losses = self._forward_backward(pieces, batch_weight)
-        result = StepResult(
-            loss=self._objective.global_loss(losses),
-            part_loss=sum(losses) * batch_weight() / weight if weight else None,
+        losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
+        if self._state.step == 0:
+            self._refuse_unused()
+        self._state.layout.finish_gradients()
+        totals = self._totals(losses)
+        if self._recording is not None:
+            self._recording.note_gradients()
+        pending = Pending(
+            part,
+            pieces,
+            losses.of_pieces,
+            totals,
             weight=weight,
             batch_weight=batch_weight(),
+            has_norm=self._has_norm,
+            names=self._names,
         )
-        self._check_finite(part.step, result, pieces, losses)
-        if self._state.step == 0 and self._plan.workers > 1:
-            self._refuse_unused()
-        self._update()
-        return result
-
-    def _pieces(self, part: Part, batch: Any) -> list[Piece]:
-        """Return the micro-batches that weigh something; one empty piece if none does, for the others wait for us."""
-        pieces = []
-        if part.samples:
-            batch, first = to_device(batch, self._device), 0
-            for micro, count in micro_batches(
-                batch, num_samples=len(part.samples), micro_batch=self._plan.batch.micro_batch
-            ):
-                weight = weigh(self._job, micro, num_samples=count)
-                pieces.append(Piece(micro, part.samples[first : first + count], weight))
-                first += count
-        return [piece for piece in pieces if piece.weight] or [Piece(None, (), 0.0)]
+        if self._device.type == "cpu":  # reading costs nothing here, and the step is not applied where it is not finite
+            check_finite(pending, pending.result().loss, worker=self._index, applied=False)
+        self._update(totals)
+        pending.seconds = self._clock.take()
+        return pending
 
     def _batch_weight(self, part: Part, weight: float) -> Callable[[], float]:
         """Return what will tell the weight of the global batch: known, or summed while the forward pass runs."""
@@ -109,60 +183,71 @@ class Stepper:
             return lambda: float(part.batch_samples)
         if self._plan.workers == 1:
             return lambda: _positive(weight, part.step)
-        pending = PendingTotal(weight)
+        pending = PendingTotal(weight if self._position.is_first_of_data else 0.0)
         return lambda: _positive(pending.wait(), part.step)
 
-    def _forward_backward(self, pieces: list[Piece], batch_weight: Callable[[], float]) -> list[float]:
-        """Leave the global batch's gradient in the parameters; return the scaled loss of each piece."""
-        losses = []
-        for number, piece in enumerate(pieces, start=1):
-            with self._synchronised(number == len(pieces)):
-                with precision_context(self._plan.precision, self._device):
-                    loss = self._replica(piece.batch, lambda piece=piece: piece.weight / batch_weight())
-                self._clock.mark("forward_s")
-                loss.backward()
-                if number == len(pieces) and self._plan.workers > 1:
-                    self._clock.mark_noted("backward_s", "comm_s")
-                else:
-                    self._clock.mark("backward_s")
-            losses.append(loss.detach())
-        return [float(loss.item()) for loss in losses]
-
-    def _synchronised(self, last: bool) -> AbstractContextManager[object]:
-        if last or isinstance(self._replica, Objective):
-            return nullcontext()
-        return cast(AbstractContextManager[object], self._replica.no_sync())
-
-    def _check_finite(self, step: int, result: StepResult, pieces: list[Piece], losses: list[float]) -> None:
-        if math.isfinite(result.loss):
-            return
-        bad = [piece for piece, loss in zip(pieces, losses, strict=True) if not math.isfinite(loss)]
-        if not bad:
-            raise PeerLost(f"step {step}: the loss of another worker is not finite.")
-        samples = [sample for piece in bad for sample in piece.samples]
-        raise NonFiniteLoss(
-            f"the loss of step {step} is not finite (NaN or infinite) on worker {self._rank}, samples "
-            f"{', '.join(map(str, samples[:64]))}{' ...' if len(samples) > 64 else ''}. The step was not applied."
-        )
+    def _totals(self, losses: Losses) -> torch.Tensor:
+        """Return the loss of the global batch and, where wanted, the squares of the gradient's norms, on the device."""
+        if self._plan.workers == 1 and not self._has_norm and losses.of_pieces is not None:
+            return losses.of_pieces.sum(0, keepdim=True)  # the usual step on one GPU: not one kernel more than needed
+        totals = torch.zeros(2 + len(self._names), dtype=torch.float64, device=self._device)
+        if losses.of_batch is None and losses.of_pieces is not None:
+            totals[0] = losses.of_pieces.sum() / self._plan.mesh.tensor
+        if self._has_norm:
+            layout = self._state.layout
+            parts = squares(layout.parameters, layout.parts)
+            totals[1] = torch.stack(list(parts.values())).sum() if parts else 0.0
+            for number, name in enumerate(self._names, start=2):
+                if name in parts:
+                    totals[number] = parts[name]
+        if self._plan.workers > 1 and (losses.of_batch is None or self._has_norm):
+            all_reduce_sum(totals).wait()
+        if losses.of_batch is not None:
+            totals[0] = losses.of_batch
+        return totals
 
     def _refuse_unused(self) -> None:
-        """DDP waits for every gradient: name those that do not come, before it fails without naming them."""
-        unused = [n for n, p in self._state.model.named_parameters() if p.requires_grad and p.grad is None]
-        if unused:
+        """Name the parameters that got no gradient: engines that wait for all of them fail without naming any."""
+        unused = [name for name, p in self._state.layout.parameters.items() if p.grad is None]
+        if unused and self._plan.workers > 1:
             raise JobError(
                 f"{len(unused)} parameter(s) got no gradient at step 1: {', '.join(unused[:5])}. With several workers "
                 f"every parameter must take part in the loss. Remove them, or set requires_grad=False."
             )
 
-    def _update(self) -> None:
+    def _update(self, totals: torch.Tensor) -> None:
+        state = self._state
         if self._job.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._job.clip_norm)
-        self._state.optimizer.step()
-        if self._state.schedule is not None:
-            self._state.schedule.step()
-        self._state.optimizer.zero_grad(set_to_none=True)
-        self._state.step += 1
+            clip(state.layout.parameters, totals[1].sqrt(), self._job.clip_norm)
+        state.slices.bring()
+        state.optimizer.step()
+        if state.schedule is not None:
+            state.schedule.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.slices.drop()
+        state.step += 1
         self._clock.mark("optimizer_s")
+
+    def contexts(self) -> AbstractContextManager[object]:
+        """Return what a step or an evaluation runs in."""
+        return self._state.layout.contexts()
+
+
+def check_finite(pending: Pending, loss: float, *, worker: int, applied: bool) -> None:
+    """Raise NonFiniteLoss on the worker whose samples are to blame, PeerLost on the others, if `loss` is not finite."""
+    if math.isfinite(loss):
+        return
+    step = pending.part.step
+    losses = zip(pending.pieces, pending.losses(), strict=False)
+    bad = [piece for piece, value in losses if not math.isfinite(value)]
+    if not bad:
+        raise PeerLost(f"step {step}: the loss of another worker is not finite.")
+    samples = [sample for piece in bad for sample in piece.samples]
+    raise NonFiniteLoss(
+        f"the loss of step {step} is not finite (NaN or infinite) on worker {worker}, samples "
+        f"{', '.join(map(str, samples[:64]))}{' ...' if len(samples) > 64 else ''}. "
+        f"The step was {'applied' if applied else 'not applied'}."
+    )
 
 
 def _positive(weight: float, step: int) -> float:

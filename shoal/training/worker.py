@@ -46,7 +46,7 @@ def train_run(folder: RunFolder, *, rank: Rank, log: EventLog) -> None:
     file = Path(record.file)
     job = load_job(file, source=folder.code / file.name, variable=record.variable).with_steps(record.steps)
     store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
-    with open_run(job, folder, rank=rank, store=store, log=log) as run:
+    with open_run(job, folder, rank=rank, store=store, log=log, is_recorded=record.is_recorded) as run:
         train_all(run)
 
 

@@ -13,6 +13,8 @@ from shoal.spec.job import Job
 from shoal.training.jobfile import load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+GPT: Any = load_job(EXAMPLES / "gpt.py").model
+"""The model of examples/gpt.py, a class."""
 
 
 def gpt(*, full_size: bool, steps: int) -> Job:

@@ -123,28 +123,20 @@ def test_clipping_and_schedules_are_those_of_one_process(
     assert_same(traces, expected, record_difference, "clipped and scheduled")
 
 
-@pytest.mark.parametrize(
-    ("job", "sentence"),
-    [
-        ("batch_norm", "PlanError: '1' is a batch norm: on each of 2 workers it would take its statistics from a part"),
-        (
-            "unused",
-            "JobError: 2 parameter(s) got no gradient at step 1: spare.weight, spare.bias. With several workers",
-        ),
-    ],
-)
-def test_models_that_several_workers_would_train_otherwise_are_refused(
-    job: str, sentence: str, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_parameters_without_a_gradient_are_named(ranks: RankPool, tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as raised:
-        train(ranks, tmp_path, job, shares=(0.5, 0.5), steps=2)
+        train(ranks, tmp_path, "unused", shares=(0.5, 0.5), steps=2)
+    sentence = "JobError: 2 parameter(s) got no gradient at step 1: spare.weight, spare.bias. With several workers"
     assert sentence in str(raised.value)
 
 
-def test_batch_norm_is_refused_with_micro_batches_and_trained_without(ranks: RankPool, tmp_path: Path) -> None:
-    assert len(train(ranks, tmp_path, "batch_norm", shares=(1.0,), steps=2)[0].losses) == 2
-    with pytest.raises(WorkerError, match="is a batch norm: with --micro-batch it would take its statistics"):
-        train(ranks, tmp_path, "batch_norm", shares=(1.0,), micro_batch=2, steps=2)
+@pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.5), UNEQUAL])
+def test_batch_norm_takes_its_statistics_over_all_workers(
+    shares: tuple[float, ...], ranks: RankPool, tmp_path: Path, record_difference: dict[str, float]
+) -> None:
+    expected = reference(build("tests.support.jobs:batch_norm", steps=9), 9)  # the seventh batch is partial
+    traces = train(ranks, tmp_path, "batch_norm", shares=shares, steps=9)
+    assert_same(traces, expected, record_difference, f"batch norm, {shares}")
 
 
 def test_bf16_trains_close_to_fp32(ranks: RankPool, tmp_path: Path) -> None:
