@@ -26,13 +26,16 @@ class Comparison(NamedTuple):
 def compare(summary: Summary) -> list[Comparison]:
     """Return step time, waiting, samples/s and peak memory, each predicted and measured; rows known to neither go."""
     predicted = asdict(summary.predicted) if summary.predicted else {}
-    comm_s = summary.parts["comm_s"] if summary.parts else None
+    comm_s, bubble_s = ((summary.parts or {}).get(name) for name in ("comm_s", "bubble_s"))
     rows = [
         _row("step, without data loading", predicted.get("step_s"), summary.step_s, format_seconds),
         _row("waiting for communication", predicted.get("comm_s"), comm_s, format_seconds),
+        _row("waiting in the pipeline", predicted.get("bubble_s"), bubble_s, format_seconds),
         _row("samples/s", predicted.get("samples_per_s"), summary.samples_per_s, rate_in_words),
         *_memory_rows(summary),
     ]
+    if not bubble_s and not predicted.get("bubble_s"):  # there is no pipeline
+        del rows[2]
     if summary.workers == 1:  # a worker alone waits for nobody
         del rows[1]
     return [row for row in rows if (row.predicted, row.measured) != (UNKNOWN, UNKNOWN)]

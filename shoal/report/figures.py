@@ -48,8 +48,8 @@ def split_figure(summary: Summary) -> dict[str, Any]:
     steps = [summary.step_numbers[bucket[0]] for bucket in buckets]
     parts_ms = [_mean_ms(summary, bucket) for bucket in buckets]
     kind = _bars if len(buckets) <= _FEW_STEPS else _areas
-    columns = zip(*parts_ms, strict=True)
-    data = [kind(name, steps, column) for name, column in zip(PART_NAMES.values(), columns, strict=True)]
+    columns = zip(PART_NAMES.values(), zip(*parts_ms, strict=True), strict=True)
+    data = [kind(name, steps, column) for name, column in columns if name != "bubble" or any(column)]
     # The first steps may be many times longer: they may leave the top of the plot, the others may not.
     steady = [sum(parts) for parts in parts_ms[summary.warm_up_steps :]] or [1.0]
     layout = _layout("milliseconds") | {"barmode": "stack", "bargap": 0.15, "showlegend": False}

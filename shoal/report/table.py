@@ -23,12 +23,13 @@ _COLOURS = {
     "forward": "cyan",
     "backward": "blue",
     "communication": "yellow",
+    "bubble": "red",
     "optimizer": "green",
     OTHER: "white",
 }
 # Each part has its own sign, so that the bar reads without colour; letters where the terminal knows only ASCII.
-_BLOCKS = dict(zip(_COLOURS, "·░▒█▓-", strict=True))
-_LETTERS = dict(zip(_COLOURS, ".fbco-", strict=True))
+_BLOCKS = dict(zip(_COLOURS, "·░▒█~▓-", strict=True))
+_LETTERS = dict(zip(_COLOURS, ".fbcwo-", strict=True))
 
 
 def render(summary: Summary) -> RenderableType:

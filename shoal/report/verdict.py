@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from shoal.core.events import STEP_PARTS
 from shoal.report.summary import Summary
 
-PART_NAMES = dict(zip(STEP_PARTS, ("data", "forward", "backward", "communication", "optimizer"), strict=True))
+PART_NAMES = dict(zip(STEP_PARTS, ("data", "forward", "backward", "communication", "bubble", "optimizer"), strict=True))
 OTHER = "other"
 
 # A tenth of a step: below it, a remark costs the reader more time than the run.
@@ -39,7 +39,8 @@ def step_fractions(summary: Summary) -> list[tuple[str, float]]:
     slowest = summary.slowest
     if not slowest or not slowest.parts or not slowest.total_s:
         return []
-    parts = [(PART_NAMES[name], seconds / slowest.total_s) for name, seconds in slowest.parts.items()]
+    shown = {name: seconds for name, seconds in slowest.parts.items() if seconds or name != "bubble_s"}
+    parts = [(PART_NAMES[name], seconds / slowest.total_s) for name, seconds in shown.items()]
     rest = 1 - sum(fraction for _, fraction in parts)
     return [*parts, (OTHER, rest)] if rest > 0.005 else parts
 

@@ -20,7 +20,8 @@ def _step_fields(step: int, rank: int) -> dict[str, Any]:
     """Return one step: worker 0 is busy 90 of 100 ms, worker 1 only 60; steps 1 and 2 take ten times as long."""
     slow = 10 if step <= 2 else 1
     forward_s, comm_s = (0.03, 0.01) if rank == 0 else (0.0, 0.04)
-    parts = {"data_s": 0.02, "forward_s": forward_s, "backward_s": 0.03, "comm_s": comm_s, "optimizer_s": 0.01}
+    parts = {"data_s": 0.02, "forward_s": forward_s, "backward_s": 0.03, "comm_s": comm_s, "bubble_s": 0.0}
+    parts["optimizer_s"] = 0.01
     parts = {name: seconds * slow for name, seconds in parts.items()}
     numbers = {"step": step, "epoch": 0, "loss": 4 / step, "part_loss": 4 / step + rank, "samples": 4, "weight": 40}
     return numbers | {"step_s": 0.1 * slow} | parts

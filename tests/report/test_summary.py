@@ -39,7 +39,7 @@ def test_the_numbers_of_a_whole_run_are_those_worked_out_by_hand(run: RunFolder)
     assert summary.units_per_s == pytest.approx(800)
     assert summary.step_s == pytest.approx(0.08)
     assert summary.parts == pytest.approx(
-        {"data_s": 0.02, "forward_s": 0.03, "backward_s": 0.03, "comm_s": 0.01, "optimizer_s": 0.01}
+        {"data_s": 0.02, "forward_s": 0.03, "backward_s": 0.03, "comm_s": 0.01, "bubble_s": 0.0, "optimizer_s": 0.01}
     )
     assert summary.peak_bytes == (60_000_000, 60_000_001)
     assert summary.wall_s == pytest.approx(13)  # the first start at 1000, the last end at 1013
