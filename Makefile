@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test check format bench bench-planner exact clean
+.PHONY: setup demo test check format bench bench-planner bench-pipeline bench-zero parallel exact clean
 
 # The file is made last: a setup that was cut short starts again, one that is done is instant.
 setup: .venv/.done
@@ -47,6 +47,17 @@ bench-planner: setup
 	$(BIN)/python benchmarks/trace_llama.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/demo.py
+
+# Every model under every mesh against one process: the table of docs/parallel.md. 40 minutes.
+parallel: setup
+	$(BIN)/python -W ignore benchmarks/parallel.py
+
+# The bubble of each pipeline schedule beside its theory, and what ZeRO's workers hold. 2 and 5 minutes.
+bench-pipeline: setup
+	$(BIN)/python -W ignore benchmarks/pipeline.py
+
+bench-zero: setup
+	$(BIN)/python -W ignore benchmarks/zero.py
 
 # The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
 exact: setup

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from shoal.api import plan as plan
     from shoal.api import start as start
     from shoal.api import train as train
+    from shoal.api import verify as verify
     from shoal.core.errors import ShoalError as ShoalError
     from shoal.planner.memory.fit import Estimate as Estimate
     from shoal.planner.search.ranking import Ranking as Ranking
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.spec.plan import Plan as Plan
     from shoal.spec.plan import Sync as Sync
     from shoal.training.run import Run as Run
+    from shoal.training.verify import Verdict as Verdict
 
 __version__ = "0.1.0"
 
@@ -40,10 +42,12 @@ _HOMES = {
     "ShoalError": "shoal.core.errors",
     "Summary": "shoal.report.summary",
     "Sync": "shoal.spec.plan",
+    "Verdict": "shoal.training.verify",
     "fit": "shoal.api",
     "plan": "shoal.api",
     "start": "shoal.api",
     "train": "shoal.api",
+    "verify": "shoal.api",
 }
 
 __all__ = [
@@ -61,10 +65,12 @@ __all__ = [
     "ShoalError",
     "Summary",
     "Sync",
+    "Verdict",
     "fit",
     "plan",
     "start",
     "train",
+    "verify",
 ]
 
 

@@ -26,12 +26,14 @@ from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan
 from shoal.training.fitting import fit_job
-from shoal.training.host import Say
+from shoal.training.host import Say, this_host
 from shoal.training.jobfile import load_job
 from shoal.training.loop import train_all
 from shoal.training.planning import plan_job
-from shoal.training.prepare import prepare_run
+from shoal.training.prepare import prepare_run, write_run
+from shoal.training.resolve import one_process, resolve_plan
 from shoal.training.run import Run, open_run
+from shoal.training.verify import TOLERANCE, Verdict, compare_runs
 from shoal.training.worker import report_error
 
 
@@ -74,6 +76,50 @@ def plan(job: Job, cluster: Cluster | str | Path | None = None, *, precision: st
     if isinstance(cluster, (str, Path)):
         folder, cluster = Path(cluster).parent, read_toml(Cluster, Path(cluster))
     return plan_job(job, cluster, precision=precision, keep=keep, folder=folder)
+
+
+def verify(
+    job: Job,
+    plan: Plan | str | Path,
+    *,
+    steps: int = 20,
+    tolerance: float = TOLERANCE,
+    name: str | None = None,
+    runs: str | Path = "runs",
+) -> Verdict:
+    """Train `job` for some steps in one process and under `plan`, and return whether that was the same.
+
+    Losses, gradients and final parameters are compared, each by its relative difference. Like `train` with several
+    workers, this needs the job in a variable of the script that was started.
+    """
+    file, variable = _origin(job)
+    settings = {"steps": steps, "tolerance": tolerance, "name": name, "runs": Path(runs)}
+    return verify_file(file, _resolve(plan, None), variable=variable, console=_console(), **settings)  # type: ignore[arg-type]
+
+
+def verify_file(
+    file: Path,
+    plan: Plan,
+    *,
+    variable: str = "job",
+    steps: int,
+    tolerance: float,
+    name: str | None,
+    runs: Path,
+    console: Console,
+) -> Verdict:
+    """Return whether `plan` trains the job in `file` as one process does: two runs, one after the other."""
+    job = load_job(file, variable=variable).with_steps(steps)
+    resolved, profile = resolve_plan(job, plan)
+    stem = name or f"{file.stem}-verify"
+    folders = []
+    for label, each in (("one process", one_process(plan, profile)), ("the plan", resolved)):
+        console.print(f"{file.name}: {steps} steps, {label} ...", highlight=False, markup=False)
+        folder = RunFolder.create(runs, None, stem=stem)
+        write_run(folder, job, each, this_host(), file=file, variable=variable, is_recorded=True)
+        folders.append(folder)
+        _run_workers(folder, job, each, console=console)
+    return compare_runs(*folders, tolerance=tolerance)
 
 
 def train_file(
@@ -151,6 +197,12 @@ def launch(
     folder = prepare_run(
         job, plan, file=file, variable=variable, runs=runs, name=name, cluster=cluster, say=_say(console)
     )
+    _run_workers(folder, job, plan, console=console)
+    return summarize(folder)
+
+
+def _run_workers(folder: RunFolder, job: Job, plan: Plan, *, console: Console) -> None:
+    """Run the workers of a prepared run on this machine, show how it goes, and write down how it ended."""
     status, message = "failed", ""
     try:
         with LiveView(folder, steps=job.total_steps, unit=job.unit, console=console) as view:
@@ -166,7 +218,6 @@ def launch(
         raise
     finally:
         _conclude(folder, status, message)
-    return summarize(folder)
 
 
 def _conclude(folder: RunFolder, status: str, message: str) -> None:

@@ -7,13 +7,14 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, cost, fit, plan, probe, report, train, worker
+from shoal.cli import bench, cost, fit, plan, probe, report, train, verify, worker
 from shoal.core.errors import ShoalError, WorkerFailed
 
 VERBS = {
     "fit": fit,
     "plan": plan,
     "train": train,
+    "verify": verify,
     "report": report,
     "probe": probe,
     "cost": cost,
@@ -31,6 +32,7 @@ example:
   shoal fit examples/gpt.py --device H200      does it fit, and what would make it fit
   shoal plan examples/gpt.py --nodes 2 --device H100 --link ib-ndr       the five best plans
   shoal train examples/gpt.py --workers 2      train with two workers on this machine
+  shoal verify examples/gpt.py --mesh shard=2,tensor=2     prove that a plan trains the same model
   shoal report runs/gpt-1                      see where the time went
 """
 

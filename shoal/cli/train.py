@@ -1,20 +1,19 @@
 """`shoal train`: run a job under a plan."""
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 
+from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.comm.rank import read_rank
-from shoal.core.errors import ConfigError, PlanError
-from shoal.core.toml import read_toml
-from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.core.errors import ConfigError
 
 ABOUT = "Train the job of a file, on this machine, with any number of workers."
 EXAMPLE = """\
 example:
   shoal train train.py --workers 2
   shoal train train.py --workers 4 --shares .25,.25,.10,.4 --micro-batch 8 --precision bf16
+  shoal train train.py --mesh shard=2,tensor=2 --zero 3
   shoal train train.py --plan plan.toml --steps 100 --json
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
@@ -25,13 +24,7 @@ FILE defines `job = shoal.Job(...)`. Its main is not run.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument("file", type=Path, metavar="FILE", help="the Python file that defines `job`")
-    parser.add_argument("--plan", type=Path, metavar="TOML", help="a plan file; the flags below override it")
-    parser.add_argument("--workers", type=int, metavar="N", help="how many worker processes (default: 1)")
-    parser.add_argument(
-        "--shares", metavar="S,S,...", help="each worker's fraction of the global batch (default: equal)"
-    )
-    parser.add_argument("--micro-batch", type=int, metavar="M", help="samples in one forward; more are accumulated")
-    parser.add_argument("--precision", metavar="P", help="fp32 (default) or bf16")
+    add_plan_flags(parser)
     parser.add_argument(
         "--cluster",
         type=Path,
@@ -45,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and show the summary."""
-    plan = _plan(arguments)
+    plan = read_plan(arguments)
     file: Path = arguments.file
     if not file.is_file():
         raise ConfigError(f"there is no file {file}.")
@@ -80,40 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
-    """Return the plan of the plan file, overridden by the flags; without a file, plain data parallelism."""
-    plan = read_toml(Plan, arguments.plan) if arguments.plan else Plan()
-    shares = _shares(arguments.shares) if arguments.shares is not None else plan.batch.shares
-    workers = arguments.workers
-    if workers is None:
-        workers = len(shares) if arguments.shares is not None else _launched_workers() or plan.workers
-    elif workers != plan.workers and arguments.shares is None:
-        shares = ()  # the plan's shares were for another number of workers
-    return dataclasses.replace(
-        plan,
-        mesh=Mesh(replicate=workers),
-        batch=Batch(micro_batch=_first_given(arguments.micro_batch, plan.batch.micro_batch), shares=shares),
-        precision=arguments.precision or plan.precision,
-    )
-
-
-def _first_given(flag: int | None, planned: int | None) -> int | None:
-    return planned if flag is None else flag
-
-
-def _launched_workers() -> int | None:
-    rank = read_rank()
-    return rank.workers if rank else None
-
-
 def _is_echo() -> bool:
     """Return whether this is a worker of torchrun or srun that is not the first: the first speaks for all."""
     rank = read_rank()
     return rank is not None and rank.index > 0
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(item) for item in text.split(","))
-    except ValueError:
-        raise PlanError(f"--shares {text!r} is not a list of numbers. Write them like .25,.25,.10,.4") from None
