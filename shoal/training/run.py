@@ -1,6 +1,7 @@
 """A run from the inside: what `shoal.start` gives to people with their own loop, and what shoal's own loop uses."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -56,6 +57,8 @@ class Run:
         self._state = build_state(
             job, plan, position=self._position, mesh=mesh, device=device, on_wait=self._clock.waited
         )
+        if self._state.layout.why_whole:
+            self._say(f"Each worker held the whole model while building it: {self._state.layout.why_whole}.")
         self._cutter = Cutter(job, plan, device=device, meets=self._state.layout.meets)
         self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock)
         self._recording = Recording(self._state.layout, self._position, folder.parameters) if is_recorded else None
@@ -130,12 +133,24 @@ class Run:
         with self._stepper.contexts(), _eager() if self.step_count == 0 and self.plan.compile else nullcontext():
             pending = self._stepper.step(part, batch)
         self._state.layout.end_step()
+        if self.step_count == 0:
+            self._say_inexact()
         self.step_count += 1
         if self._pending is not None:
             self.settle()
         self._pending = pending
         if self.device.type == "cpu":
             self.settle()
+
+    def _say_inexact(self) -> None:
+        """Tell the user what the workers do otherwise than one process would, if anything."""
+        drawn = self._state.layout.dropout.inexact
+        if drawn and self.plan.workers > 1:
+            self._say(f"{', '.join(sorted(drawn))} draws its random numbers inside: they differ between workers.")
+
+    def _say(self, line: str) -> None:
+        if self.rank.index == 0:
+            print(line, file=sys.stderr)
 
     def settle(self) -> float:
         """Wait for the step under way, write down what it was, and return the loss of the last step."""
