@@ -67,7 +67,7 @@ def _mesh(arguments: argparse.Namespace, planned: Mesh, num_shares: int | None) 
         if arguments.workers not in (None, mesh.workers):
             raise PlanError(f"--workers {arguments.workers} beside --mesh {arguments.mesh}, which has {mesh.workers}.")
         return mesh
-    workers = arguments.workers or num_shares or _launched_workers()
+    workers = arguments.workers if arguments.workers is not None else num_shares or _launched_workers()
     if workers is None or workers == planned.workers:
         return planned
     if planned.workers != planned.replicate:

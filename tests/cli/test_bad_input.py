@@ -84,18 +84,18 @@ def test_shares_for_another_number_of_workers(capfd: pytest.CaptureFixture[str],
 
 def test_a_share_of_less_than_a_sample(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sentence = fails(capfd, "train", job_file(tmp_path), "--shares", ".96,.04", folder=tmp_path)
-    assert sentence.startswith("PlanError: the share 0.04 of worker 1 is less than one sample of a global batch of 8.")
+    assert sentence.startswith("PlanError: the share 0.04 of replica 1 is less than one sample of a global batch of 8.")
 
 
 def test_more_workers_than_samples(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = job_file(tmp_path, "fields['data'] = torch.utils.data.TensorDataset(x[:3], x[:3].sum(1))")
-    sentence = "PlanError: 4 workers for 3 samples. Use at most 3 workers."
+    sentence = "PlanError: 4 workers for 3 samples. Use at most 3."
     assert fails(capfd, "train", file, "--workers", "4", folder=tmp_path) == sentence
 
 
 def test_more_workers_than_a_batch_has_samples(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sentence = fails(capfd, "train", job_file(tmp_path), "--workers", "9", folder=tmp_path)
-    assert sentence.startswith("PlanError: 9 workers for a global batch of 8 samples. Use at most 8 workers")
+    assert sentence.startswith("PlanError: 9 workers for a global batch of 8 samples. Use at most 8")
 
 
 @pytest.mark.parametrize(
