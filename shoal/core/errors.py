@@ -7,7 +7,7 @@ ShoalError            2   something asked for cannot be: what was asked, what is
 ├── DataError         2   a sample that cannot be loaded
 ├── NonFiniteLoss     2   a loss that is NaN or infinite
 ├── WorkerFailed      1   a worker raised something that is none of the above, or was killed
-├── PeerLost          1   the other side of a collective is gone; somebody else's failure, seen from here
+├── PeerLost          3   the other side of a collective is gone; somebody else's failure, seen from here
 └── Stopped          75   the run ended early on request (130 when the request was Ctrl-C)
 """
 
@@ -51,7 +51,7 @@ class WorkerFailed(ShoalError):
 class PeerLost(ShoalError):
     """The other side of a collective is gone: the cause is another worker's failure."""
 
-    exit_code = 1
+    exit_code = 3  # its own: launchers then wait for the worker that is the cause
 
 
 class Stopped(ShoalError):

@@ -2,7 +2,8 @@
 
 1. Host the rendezvous store on loopback, on a free port; start the workers, each in a session of its own.
 2. Pass on what they print, line by line, and look at their ends as they come.
-3. When one fails, or somebody asks to stop, end all the others: SIGTERM, and SIGKILL for those still there after
+3. When one fails (and not merely because another is gone: then the one that is the cause gets `GRACE_S` to say so
+   itself), or somebody asks to stop, end all the others: SIGTERM, and SIGKILL for those still there after
    `GRACE_S`. No process outlives this function; if this process itself is killed, the kernel ends the workers.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from shoal.core.errors import Stopped
+from shoal.core.errors import PeerLost, Stopped
 from shoal.core.host import threads_per_worker
 
 GRACE_S = 2.0
@@ -105,16 +106,30 @@ def _watch(workers: list[Worker], watch: Watch, requests: list[int]) -> None:
             assert worker.process.stdout is not None
             os.set_blocking(worker.process.stdout.fileno(), False)
             selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-        while not requests:
+        patience = _Patience()
+        while not requests and not patience.is_over([_poll(worker) for worker in workers]):
             for key, _ in selector.select(timeout=_TICK_S):
                 if not _read(key.data, watch):
                     selector.unregister(key.fileobj)
             if not selector.get_map():
                 time.sleep(_TICK_S)  # all have closed their output; their ends follow
             watch.on_tick()
-            codes = [_poll(worker) for worker in workers]
-            if any(code not in (None, 0) for code in codes) or all(code == 0 for code in codes):
-                return
+
+
+class _Patience:
+    """How long to go on watching: until all have ended or one has failed, and after an echo a little longer."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+
+    def is_over(self, codes: list[int | None]) -> bool:
+        """Return whether there is nothing more to wait for from workers with these exit codes (None: it runs)."""
+        if None not in codes or any(code not in (None, 0, PeerLost.exit_code) for code in codes):
+            return True
+        if PeerLost.exit_code not in codes:
+            return False
+        self._deadline = self._deadline or time.monotonic() + GRACE_S
+        return time.monotonic() > self._deadline
 
 
 def _read(worker: Worker, watch: Watch) -> bool:

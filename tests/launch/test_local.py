@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from shoal.core.errors import Stopped
+from shoal.core.errors import PeerLost, Stopped
 from shoal.core.host import threads_per_worker, usable_cores
-from shoal.launch.local import Watch, launch_local
+from shoal.launch.local import GRACE_S, Watch, launch_local
 from tests.support.files import job_file
 
 SHOW = """
@@ -50,9 +50,25 @@ def test_threads_of_all_workers_fit_the_cores() -> None:
 
 def test_when_one_worker_fails_the_others_are_ended_at_once() -> None:
     started = time.monotonic()
-    codes, _ = launch("import os, time, sys; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)", workers=3)
-    assert codes == [-signal.SIGTERM, 3, -signal.SIGTERM]
+    codes, _ = launch("import os, time, sys; sys.exit(2) if os.environ['RANK'] == '1' else time.sleep(60)", workers=3)
+    assert codes == [-signal.SIGTERM, 2, -signal.SIGTERM]
     assert time.monotonic() - started < 20
+
+
+def test_a_worker_that_lost_its_peer_does_not_hide_why_the_peer_failed() -> None:
+    code = f"""
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.exit({PeerLost.exit_code})
+time.sleep(GRACE_S / 2)
+sys.exit(2)
+""".replace("GRACE_S", str(GRACE_S))
+    assert launch(code, workers=2)[0] == [PeerLost.exit_code, 2]
+
+
+def test_a_worker_that_lost_a_peer_which_hangs_ends_the_run() -> None:
+    code = f"import os, sys, time; sys.exit({PeerLost.exit_code}) if os.environ['RANK'] == '0' else time.sleep(60)"
+    assert launch(code, workers=2)[0] == [PeerLost.exit_code, -signal.SIGTERM]
 
 
 def test_a_worker_that_ignores_sigterm_is_killed() -> None:
@@ -60,9 +76,9 @@ def test_a_worker_that_ignores_sigterm_is_killed() -> None:
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-sys.exit(3) if os.environ["RANK"] == "1" and not time.sleep(0.5) else time.sleep(60)
+sys.exit(2) if os.environ["RANK"] == "1" and not time.sleep(0.5) else time.sleep(60)
 """
-    assert launch(code, workers=2)[0] == [-signal.SIGKILL, 3]
+    assert launch(code, workers=2)[0] == [-signal.SIGKILL, 2]
 
 
 def test_what_a_worker_has_started_is_ended_with_it(tmp_path: Path) -> None:
@@ -71,7 +87,7 @@ import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "300"])
 open({str(tmp_path)!r} + "/" + os.environ["RANK"], "w").write(str(child.pid))
 time.sleep(0.3)
-sys.exit(3)
+sys.exit(2)
 """
     launch(code, workers=2)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
