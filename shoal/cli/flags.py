@@ -1,6 +1,7 @@
 """Reading what flags say: an error names the flag."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from shoal.core.errors import ConfigError, did_you_mean
@@ -20,6 +21,13 @@ def read(flag: str, parse: Callable[[G], T], given: G) -> T:
         return parse(given)
     except ConfigError as error:
         raise ConfigError(f"{flag} {error}") from None
+
+
+def existing(file: Path) -> Path:
+    """Return `file`, which must be there."""
+    if not file.is_file():
+        raise ConfigError(f"there is no file {file}.")
+    return file
 
 
 def needed(flag: str, parse: Callable[[G], T], given: G | None, example: str) -> T:

@@ -83,8 +83,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise ConfigError("--test goes with --calibrate: write --calibrate TRAIN.csv --test TEST.csv.")
     if arguments.file is None:
         raise ConfigError("say which job to plan: shoal plan train.py (or --calibrate CSV, which needs no job).")
-    if not arguments.file.is_file():
-        raise ConfigError(f"there is no file {arguments.file}.")
+    flags.existing(arguments.file)
     for name in ("batch_size", "sequence"):
         if getattr(arguments, name) is not None:
             flags.whole(f"--{name.replace('_', '-')}", getattr(arguments, name))

@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from shoal.cli import flags
 from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
@@ -40,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and show the summary."""
     plan = read_plan(arguments)
     file: Path = arguments.file
-    if not file.is_file():
-        raise ConfigError(f"there is no file {file}.")
+    flags.existing(file)
     if arguments.steps is not None and arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: train for at least 1 step.")
     if arguments.cluster is not None and not arguments.cluster.is_file():

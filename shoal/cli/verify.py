@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli import flags
 from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.core.errors import ConfigError
 
@@ -36,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare, and show the verdict."""
     plan = read_plan(arguments)
     file: Path = arguments.file
-    if not file.is_file():
-        raise ConfigError(f"there is no file {file}.")
+    flags.existing(file)
     if arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: compare at least 1 step.")
     if not arguments.tolerance > 0:

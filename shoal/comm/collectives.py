@@ -1,7 +1,8 @@
 """Collectives over the workers of one axis of the mesh, as engines need them; see `group` for those of all workers."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,20 @@ from shoal.comm.torch_private import timeout_of
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-__all__ = ["ProcessGroup", "Work", "all_gather_into", "gather_parts", "reduce_scatter_into", "start_sum", "subgroup"]
+__all__ = [
+    "ProcessGroup",
+    "Waiting",
+    "Work",
+    "all_gather_into",
+    "gather_parts",
+    "reduce_scatter_into",
+    "start_sum",
+    "subgroup",
+]
+
+
+Waiting: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""What to enter while this worker waits for communication: whoever measures that gives one."""
 
 
 def start_sum(tensor: torch.Tensor, group: ProcessGroup) -> Work:
@@ -50,3 +64,13 @@ def subgroup(group: ProcessGroup, members: Sequence[int]) -> ProcessGroup:
     ranks = [dist.get_global_rank(group, member) for member in members]
     made: ProcessGroup = dist.new_group(ranks, timeout=timeout_of(group), use_local_synchronization=True)
     return made
+
+
+def timed(function: Callable[..., Any], waiting: Waiting) -> Callable[..., Any]:
+    """Return `function`, run inside `waiting()`."""
+
+    def waited(*args: Any, **kwargs: Any) -> Any:
+        with waiting():
+            return function(*args, **kwargs)
+
+    return waited

@@ -38,11 +38,6 @@ class Position:
         """Whether it is the one worker of its data part that counts it."""
         return self.pipeline == 0 and self.tensor == 0
 
-    @property
-    def copies_of_data(self) -> int:
-        """How many workers see the same samples."""
-        return self.mesh.pipeline * self.mesh.tensor
-
 
 def position_of(mesh: Mesh, index: int) -> Position:
     """Return where worker `index` stands."""

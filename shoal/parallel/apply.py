@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shoal.comm.collectives import Waiting
 from shoal.comm.mesh import Position, data_group
 from shoal.core.errors import JobError
 from shoal.parallel.building.deferred import build_deferred
@@ -39,7 +40,7 @@ from shoal.parallel.pipeline.schedule import TiedGradients
 from shoal.parallel.pipeline.split import Call, Split, split_model
 from shoal.parallel.pipeline.stage import Stage
 from shoal.parallel.recompute import apply_recompute
-from shoal.parallel.shard import OnWait, apply_shard
+from shoal.parallel.shard import apply_shard
 from shoal.parallel.tensor.divide import Division, apply_tensor
 from shoal.parallel.tensor.plan import find_tensor_plan
 from shoal.parallel.tensor.style import Style
@@ -53,7 +54,7 @@ def engine_of(plan: Plan) -> str:
     mesh = plan.mesh
     if mesh.data == 1:
         return "none"
-    return "ddp" if mesh.replicate == mesh.workers else "fsdp"
+    return "ddp" if mesh.keeps_whole else "fsdp"
 
 
 def apply_plan(
@@ -65,22 +66,24 @@ def apply_plan(
     device: torch.device,
     call: Call,
     sample: Any = None,
-    on_wait: OnWait | None = None,
+    waiting: Waiting | None = None,
 ) -> Layout:
     """Build the job's model and lay `plan` over it, for the worker at `position`. Called by every worker.
 
     `call(model, micro_batch)` is how the model is called; `sample` a micro-batch to find out where it can be cut.
+    `waiting` is entered while the engines wait for communication.
     """
-    if plan.mesh.workers == plan.mesh.replicate:
+    if plan.mesh.keeps_whole:
         return _whole_layout(job, plan, position=position, mesh=mesh, device=device)
     assert mesh is not None
     deferred = build_deferred(lambda: _checked(job.model()), seed=job.seed)
     model = deferred.model
     trained = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     styles = tensor_styles(job, plan, model) if plan.mesh.tensor > 1 else {}
-    pieces = _cut(model, plan, position=position, call=call, sample=sample, device=device)
-    places = _places(model, pieces)
-    roots: Sequence[nn.Module] = [stage for stage, _ in pieces] or [model]
+    split = _split(model, plan, call=call, sample=sample, device=device) if plan.mesh.pipeline > 1 else None
+    stages = _stages(model, split, plan, position=position, call=call, device=device) if split else []
+    places = {name: held for stage in stages for name, held in stage.places.items()} or find_places(model)
+    roots: Sequence[nn.Module] = stages or [model]
     dropout = ExactDropout(find_layers(model)[0], seed=job.seed)
     blocks = [_own_blocks(model, root) for root in roots]
     division = _divide(model, styles, places, mesh, sequence=plan.sequence) if styles else None
@@ -92,8 +95,8 @@ def apply_plan(
             # In a pipeline parameters stay gathered for all micro-batches: its schedules run several blocks' forward
             # before a backward, and torch's zero-bubble gives wrong gradients where they are freed between the two.
             zero = plan.zero if plan.mesh.pipeline == 1 else min(plan.zero, 2)
-            apply_shard(root, mesh["replicate", "shard"], blocks=own, zero=zero, on_wait=on_wait)
-    tied = TiedGradients(roots, pieces[0][1], group=mesh.get_group("pipeline")) if pieces else None
+            apply_shard(root, mesh["replicate", "shard"], blocks=own, zero=zero, waiting=waiting)
+    tied = TiedGradients(roots, split, group=mesh.get_group("pipeline")) if split else None
     slice_of = division.shard_of if division else None
     _materialise(model, roots, places, deferred.real, slice_of=slice_of, position=position, device=device)
     parameters = {name: p for name in places if (p := parameter_at(places, name)).requires_grad}
@@ -101,13 +104,13 @@ def apply_plan(
         model=model,
         roots=roots,
         parameters=parameters,
-        parts={name: _part(name, p, position, pieces) for name, p in parameters.items()},
+        parts={name: _part(name, p, position, split) for name, p in parameters.items()},
         all_names=trained,
         dropout=dropout,
         meets=engine_of(plan) == "fsdp" or bool(batch_norms),
-        batch_norms=batch_norms,
         division=division,
         mesh=mesh,
+        waiting=None if plan.compile else waiting,
         sum_tied=tied.sum if tied else lambda: None,
         why_whole=deferred.why_whole,
     )
@@ -134,7 +137,6 @@ def _whole_layout(job: Job, plan: Plan, *, position: Position, mesh: DeviceMesh 
         all_names=tuple(parameters),
         dropout=dropout,
         meets=bool(batch_norms) and plan.workers > 1,
-        batch_norms=batch_norms,
         mesh=None,
     )
 
@@ -145,24 +147,22 @@ def _checked(model: Any) -> nn.Module:
     return model
 
 
-def _cut(
-    model: nn.Module, plan: Plan, *, position: Position, call: Call, sample: Any, device: torch.device
-) -> list[tuple[Stage, Split]]:
-    """Return this worker's pieces of a pipeline; none where there is no pipeline."""
-    if plan.mesh.pipeline == 1:
-        return []
-    split = split_model(call, model, sample, boundaries=plan.stages)
+def _split(model: nn.Module, plan: Plan, *, call: Call, sample: Any, device: torch.device) -> Split:
+    split = split_model(call, model, sample, boundaries=plan.stages, device=device)
     if split.unused:
         raise JobError(
             f"{len(split.unused)} parameter(s) take no part in the model's output: {', '.join(split.unused[:5])}. With "
             "several workers every parameter must. Remove them, or set requires_grad=False."
         )
+    return split
+
+
+def _stages(
+    model: nn.Module, split: Split, plan: Plan, *, position: Position, call: Call, device: torch.device
+) -> list[Stage]:
+    """Return this worker's pieces of a pipeline."""
     own = range(position.pipeline, plan.pieces, plan.mesh.pipeline)
-    return [(Stage(model, split, piece, call=call, device=device), split) for piece in own]
-
-
-def _places(model: nn.Module, pieces: Sequence[tuple[Stage, Split]]) -> Places:
-    return {name: held for stage, _ in pieces for name, held in stage.places.items()} if pieces else find_places(model)
+    return [Stage(model, split, piece, call=call, device=device) for piece in own]
 
 
 def _own_blocks(model: nn.Module, root: nn.Module) -> list[nn.Module]:
@@ -216,12 +216,10 @@ def _materialise(
             fill_buffers(model, whole, device=device)
 
 
-def _part(name: str, parameter: nn.Parameter, position: Position, pieces: Sequence[tuple[Stage, Split]]) -> float:
+def _part(name: str, parameter: nn.Parameter, position: Position, split: Split | None) -> float:
     """Return what this worker's slice counts in the gradient's norm; a tied weight counts on its first stage only."""
-    if pieces:
-        stage, split = pieces[0]
+    if split:
         first = next(piece for piece, names in enumerate(split.parameters) if name in names)
         if first % position.mesh.pipeline != position.pipeline:
             return 0.0
-        del stage
     return 1 / count_copies(parameter, position)

@@ -1,6 +1,7 @@
 """What one worker holds of a model under a plan."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shoal.comm.collectives import ProcessGroup, gather_parts
+from shoal.comm.collectives import ProcessGroup, Waiting, gather_parts
+from shoal.comm.mesh import data_group
 from shoal.parallel.exact.dropout import ExactDropout
 from shoal.parallel.shard import sum_scalars
 from shoal.parallel.tensor.divide import Division, finish_gradients, tensor_context
+from shoal.parallel.tensor.torch_private import timed_collectives
 
 
 @dataclass
@@ -33,9 +36,10 @@ class Layout:
     dropout: ExactDropout
     meets: bool
     """Whether workers with different samples meet in every forward."""
-    batch_norms: Sequence[str] = ()
     division: Division | None = None
     mesh: DeviceMesh | None = None
+    waiting: Waiting | None = None
+    """Entered while divided layers wait for communication."""
     sum_tied: Callable[[], None] = lambda: None
     """Sums the gradients of weights that several stages of a pipeline share. Called by every worker."""
     why_whole: str = ""
@@ -43,12 +47,18 @@ class Layout:
     draws: bool = field(default=True)
     """Whether the model draws random numbers in its forward: assumed until the first step has shown it."""
 
+    @functools.cached_property
+    def scalars(self) -> list[nn.Parameter]:
+        """The parameters without dims, which FSDP2 leaves alone."""
+        return [parameter for parameter in self.parameters.values() if parameter.dim() == 0]
+
     @contextlib.contextmanager
     def contexts(self) -> Iterator[None]:
         """Be ready for a forward and backward pass."""
         with contextlib.ExitStack() as stack:
             if self.division is not None:
                 stack.enter_context(tensor_context())
+                stack.enter_context(timed_collectives(self.waiting) if self.waiting else contextlib.nullcontext())
             if self.draws:
                 stack.enter_context(self.dropout)
             yield
@@ -64,8 +74,8 @@ class Layout:
         if self.division is not None:
             for root in self.roots:
                 finish_gradients(root)
-        if self.mesh is not None and self.meets:
-            sum_scalars(self.parameters.values(), self.mesh["replicate", "shard"])
+        if self.mesh is not None and self.scalars and self.meets:
+            sum_scalars(self.scalars, data_group(self.mesh))
         self.sum_tied()
 
     @torch.no_grad()

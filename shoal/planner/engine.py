@@ -16,7 +16,7 @@ from shoal.spec.plan import Plan
 
 def on_ddp(plan: Plan) -> bool:
     """Return whether DDP joins the replicas."""
-    return plan.mesh.data > 1 and plan.mesh.replicate == plan.mesh.workers
+    return plan.mesh.data > 1 and plan.mesh.keeps_whole
 
 
 def on_fsdp2(plan: Plan) -> bool:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, fields
 
 from shoal.core.errors import PlanError, did_you_mean
+from shoal.spec.parts import parts
 
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
@@ -39,6 +40,11 @@ class Mesh:
     def workers(self) -> int:
         """How many workers stand in the mesh."""
         return self.pipeline * self.data * self.tensor
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether every worker holds the whole model."""
+        return self.workers == self.replicate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +141,10 @@ class Plan:
         if not self.timeout_s > 0:
             raise PlanError(f"timeout_s={self.timeout_s:g}: a timeout must be more than 0.")
         self._check_mesh()
-        shares, parts = self.batch.shares, self.mesh.data
-        if shares and len(shares) != parts:
-            who = "worker" if parts == self.workers else "replica"
-            raise PlanError(f"{len(shares)} shares for {parts} {who}s. Give one share to each {who}.")
+        shares, count = self.batch.shares, self.mesh.data
+        if shares and len(shares) != count:
+            who = "worker" if count == self.workers else "replica"
+            raise PlanError(f"{len(shares)} shares for {count} {who}s. Give one share to each {who}.")
 
     def _check_mesh(self) -> None:
         if self.zero not in range(4):
@@ -181,6 +187,11 @@ class Plan:
     def shares(self) -> tuple[float, ...]:
         """Each replica's fraction of a global batch, equal unless the plan says otherwise."""
         return self.batch.shares or (1 / self.mesh.data,) * self.mesh.data
+
+    def at_once(self, batch_size: int) -> int:
+        """Return the samples of the largest micro-batch, where the global batch has `batch_size`."""
+        largest = max(parts(batch_size, self.shares))
+        return max(1, min(largest, self.batch.micro_batch or largest))
 
 
 def _listed(shares: tuple[float, ...]) -> str:

@@ -1,51 +1,68 @@
-"""Where the time of a step goes."""
+"""Where the time of a step goes.
 
-import itertools
+1. Marks cut a step's time into parts, by name: each counts what has passed since the one before.
+2. Spans are parts of their own inside of a mark's: what a pipeline stage computes between its waits.
+3. Waits for communication lie inside of either, and count as `comm_s` instead.
+
+On a GPU all moments are events in the stream that computes, read after the step: a wait is then how long that stream
+stood still, not how long a transfer took beside it.
+
+Example: mark at 0, spans of forward_s from 1 to 3 and of backward_s from 6 to 9, a wait from 2 to 2.5, mark("bubble_s")
+at 10: forward_s is 1.5, backward_s 3, comm_s 0.5, bubble_s 5.
+"""
+
+import bisect
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 Seconds: TypeAlias = Callable[[], dict[str, float]]
 """Tells the seconds of a step by name. On a GPU it waits until the step is done."""
+Moment: TypeAlias = Any
+"""A reading of the clock: seconds, or an event in a GPU's stream."""
+
+
+class Span(NamedTuple):
+    """Some time, from one moment to another, and what it counts as."""
+
+    name: str
+    begin: Moment
+    end: Moment
 
 
 class StepClock:
-    """Adds up the seconds between marks, by name. On a GPU the marks are events in its stream, read after the step."""
+    """Measures the steps of one worker, one after the other."""
 
     def __init__(self, device: torch.device) -> None:
-        self._now = _gpu_event if device.type == "cuda" else time.perf_counter
-        self._marks: list[tuple[str, Any]] = []
-        self._moved: list[tuple[str, str, float]] = []
-        self._waited_s = 0.0
-        self._noted: Any = None
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._is_waiting = False
+        self._noted: Moment = None
+        self._marks: list[tuple[str, Moment]] = []
+        self._spans: list[Span] = []
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        if self._stream is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
 
     def restart(self) -> None:
-        """Forget all marks; the next one counts from here."""
-        self._marks = [("", self._now())]
-        self._moved = []
-        self._waited_s = 0.0
+        """Forget all there is; the next mark counts from here."""
+        self._marks, self._spans = [("", self.now())], []
         self._noted = None
 
     def mark(self, name: str) -> None:
-        """Count the time since the last mark as `name`, but for what was waited of it, which is communication."""
-        self._marks.append((name, self._now()))
-        if self._waited_s:
-            self.move(name, "comm_s", self._waited_s)
-            self._waited_s = 0.0
-
-    def waited(self, seconds: float) -> None:
-        """Count `seconds` since the last mark as communication that the worker waited for."""
-        self._waited_s += seconds
-
-    def move(self, name: str, to: str, seconds: float) -> None:
-        """Count `seconds` of `name` as `to`."""
-        self._moved.append((name, to, seconds))
+        """Count the time since the last mark as `name`."""
+        self._marks.append((name, self.now()))
 
     def note(self) -> None:
         """Remember this moment for `mark_noted`; a later note takes its place."""
-        self._noted = self._now()
+        self._noted = self.now()
 
     def mark_noted(self, before: str, after: str) -> None:
         """Count the time since the last mark as `before` up to the noted moment, and as `after` from there on."""
@@ -54,30 +71,56 @@ class StepClock:
             self._noted = None
         self.mark(after)
 
+    def span(self, name: str, begin: Moment, end: Moment) -> None:
+        """Count the time from `begin` to `end` as `name`, whatever is marked around it."""
+        self._spans.append(Span(name, begin, end))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what passes in a `with` block as communication that the worker waits for. May be nested."""
+        if self._is_waiting:
+            yield
+            return
+        self._is_waiting = True
+        begin = self.now()
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+            self._spans.append(Span("comm_s", begin, self.now()))
+
     def take(self) -> Seconds:
         """Return what tells the seconds of the step up to here, and begin the next."""
-        marks, moved = self._marks, self._moved
+        marks, spans = self._marks, self._spans
         self.restart()
-        return lambda: _added_up(marks, moved)
+        return lambda: _added_up(marks, spans)
 
 
-def _added_up(marks: list[tuple[str, Any]], moved: list[tuple[str, str, float]]) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for (_, begin), (name, end) in itertools.pairwise(marks):
-        seconds[name] = seconds.get(name, 0.0) + _seconds_between(begin, end)
-    for name, to, part_s in moved:
-        seconds[name] = seconds.get(name, 0.0) - part_s
-        seconds[to] = seconds.get(to, 0.0) + part_s
-    return seconds
+def _added_up(marks: list[tuple[str, Moment]], spans: list[Span]) -> dict[str, float]:
+    start = marks[0][1]
+    ends = [_seconds_between(start, moment) for _, moment in marks[1:]]
+    parts: dict[str, float] = {}
+    for (name, _), begin_s, end_s in zip(marks[1:], [0.0, *ends], ends, strict=False):
+        parts[name] = parts.get(name, 0.0) + end_s - begin_s
+    # In the order in which they begin, the shorter of two that begin together last: it lies inside the other.
+    timed = [(_seconds_between(start, span.begin), _seconds_between(start, span.end), span.name) for span in spans]
+    outer: tuple[float, float, str] | None = None
+    for begin_s, end_s, name in sorted(timed, key=lambda span: (span[0], -span[1])):
+        inside = outer is not None and begin_s < outer[1]
+        around = outer[2] if outer is not None and inside else _name_at(begin_s, marks, ends)
+        parts[around] = parts.get(around, 0.0) - (end_s - begin_s)
+        parts[name] = parts.get(name, 0.0) + (end_s - begin_s)
+        if not inside:
+            outer = (begin_s, end_s, name)
+    return parts
 
 
-def _gpu_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+def _name_at(moment_s: float, marks: list[tuple[str, Moment]], ends: list[float]) -> str:
+    """Return the name of the mark that counts the moment."""
+    return marks[1 + min(bisect.bisect_right(ends, moment_s), len(ends) - 1)][0]
 
 
-def _seconds_between(begin: Any, end: Any) -> float:
+def _seconds_between(begin: Moment, end: Moment) -> float:
     if isinstance(begin, torch.cuda.Event):
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

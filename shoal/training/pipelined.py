@@ -11,7 +11,7 @@ from shoal.parallel.precision import precision_context
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.training.calling import MicroBatch
-from shoal.training.clock import StepClock
+from shoal.training.clock import Moment, StepClock
 from shoal.training.objective import scaled_loss
 from shoal.training.pieces import Piece
 from shoal.training.step import Losses
@@ -24,8 +24,8 @@ class Action(NamedTuple):
     """forward, backward, or weights: the part of a backward that was put off."""
     micro_batch: int
     piece: int
-    start_s: float
-    end_s: float
+    start: Moment
+    end: Moment
 
 
 class Pipelined:
@@ -40,6 +40,7 @@ class Pipelined:
             group=layout.mesh.get_group("pipeline"),
             device=device,
             on_action=self._note,
+            now=clock.now,
         )
         self.actions: list[Action] = []
         """What this worker did in the last step, in its order."""
@@ -63,11 +64,11 @@ class Pipelined:
         scores = self._pipeline.evaluate(micro_batches, lambda output, number: score(output, pieces[number]))
         return [] if scores is None else scores
 
-    def _note(self, kind: str, number: int, piece: int, start_s: float, end_s: float) -> None:
-        self.actions.append(Action(kind, number, piece, start_s, end_s))
+    def _note(self, kind: str, number: int, piece: int, start: Moment, end: Moment) -> None:
+        self.actions.append(Action(kind, number, piece, start, end))
 
     def _count_busy(self) -> None:
         """Count what was computed as that: the rest of the pipeline's time is bubble."""
         for action in self.actions:
             part = "forward_s" if action.kind == "forward" else "backward_s"
-            self._clock.move("bubble_s", part, action.end_s - action.start_s)
+            self._clock.span(part, action.start, action.end)

@@ -14,13 +14,11 @@ from shoal.core.errors import PlanError, ShoalError
 from shoal.parallel.apply import tensor_styles
 from shoal.parallel.pipeline.split import find_blocks, split_model
 from shoal.planner.search.validate import check_batch, check_model, check_sync
-from shoal.planner.stages import block_counts
-from shoal.planner.time.steptime import largest_part
+from shoal.planner.stages import piece_starts
 from shoal.profile.sample import sample_batch
 from shoal.profile.trace import build_fake, trace
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
-from shoal.spec.parts import parts
 from shoal.spec.plan import Batch, Plan
 from shoal.spec.profile import Profile
 from shoal.training.host import Say
@@ -45,7 +43,7 @@ def resolve_plan(job: Job, plan: Plan, *, gpu: bool = False, say: Say = lambda _
             tensor_styles(job, plan, model)
         if plan.mesh.pipeline > 1:
             plan = _with_stages(job, plan, profile, model)
-            batch = sample_batch(job, plan.batch.micro_batch or largest_part(plan, batch_size))
+            batch = sample_batch(job, plan.at_once(batch_size))
             split_model(lambda each, some: call_model(each, job, some), model, batch, boundaries=plan.stages)
     return plan, profile
 
@@ -68,10 +66,8 @@ def _check_runs(plan: Plan) -> None:
 
 
 def _profile(job: Job, plan: Plan, batch_size: int, *, gpu: bool, say: Say) -> Profile | None:
-    samples = max(parts(batch_size, plan.shares))
-    at_once = min(samples, plan.batch.micro_batch or samples)
     try:
-        return trace(job, micro_batch=at_once, precision=plan.precision, gpu=gpu)
+        return trace(job, micro_batch=plan.at_once(batch_size), precision=plan.precision, gpu=gpu)
     except ShoalError as error:
         say(f"No prediction: {error}")
         return None
@@ -93,6 +89,4 @@ def _with_stages(job: Job, plan: Plan, profile: Profile | None, model: nn.Module
             f"pipeline={plan.mesh.pipeline}: the model cannot be traced, so nobody knows where to cut it. "
             f"Write Job(stages=[...]) with {plan.pieces - 1} module names, such as {blocks[len(blocks) // 2 :][:1]}."
         )
-    counts = block_counts(profile, plan.pieces)
-    firsts = [sum(counts[:piece]) for piece in range(1, plan.pieces)]
-    return dataclasses.replace(plan, stages=tuple(blocks[first] for first in firsts))
+    return dataclasses.replace(plan, stages=piece_starts(profile, plan.pieces))

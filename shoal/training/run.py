@@ -50,12 +50,12 @@ class Run:
         self._log = log
         tensorboard = folder.tensorboard if rank.index == 0 else None
         self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit)
-        self._memory = PeakMemory(device, divided=plan.mesh.workers != plan.mesh.replicate)
+        self._memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
         self._clock = StepClock(device)
         self._position = position_of(plan.mesh, rank.index)
         mesh = device_mesh(plan.mesh, device, timeout_s=plan.timeout_s) if rank.workers > 1 else None
         self._state = build_state(
-            job, plan, position=self._position, mesh=mesh, device=device, on_wait=self._clock.waited
+            job, plan, position=self._position, mesh=mesh, device=device, waiting=self._clock.waiting
         )
         if self._state.layout.why_whole:
             self._say(f"Each worker held the whole model while building it: {self._state.layout.why_whole}.")
@@ -156,7 +156,7 @@ class Run:
         """Wait for the step under way, write down what it was, and return the loss of the last step."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            result = pending.result()
+            result = pending.result
             check_finite(pending, result.loss, worker=self.rank.index, applied=True)
             self._metrics.step(pending.part, result, pending.seconds())
             self._loss = result.loss

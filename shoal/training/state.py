@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from shoal.comm.collectives import Waiting
 from shoal.comm.mesh import Position
 from shoal.core.errors import JobError
 from shoal.parallel.apply import apply_plan
 from shoal.parallel.layout import Layout
 from shoal.parallel.optimizer import Slices
-from shoal.parallel.shard import OnWait
-from shoal.planner.time.steptime import largest_part
 from shoal.profile.sample import sample_batch
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
@@ -35,7 +34,7 @@ class TrainState:
 
 def _sample(job: Job, plan: Plan) -> Any:
     """Return a micro-batch as the model will be called with, to find out on fake tensors where it can be cut."""
-    size = plan.batch.micro_batch or largest_part(plan, min(job.batch_size, len(job.data)))
+    size = plan.at_once(min(job.batch_size, len(job.data)))
     return sample_batch(job, size), MicroBatch(Piece(None, (), 0.0), 0)
 
 
@@ -46,7 +45,7 @@ def build_state(
     position: Position,
     mesh: DeviceMesh | None,
     device: torch.device,
-    on_wait: OnWait | None = None,
+    waiting: Waiting | None = None,
 ) -> TrainState:
     """Build this worker's part of the job's model on `device`, and its optimizer and schedule.
 
@@ -62,7 +61,7 @@ def build_state(
         device=device,
         call=call,
         sample=_sample(job, plan) if plan.mesh.pipeline > 1 else None,
-        on_wait=on_wait,
+        waiting=waiting,
     )
     call.layout = layout
     if not layout.all_names:

@@ -12,6 +12,7 @@ three scaled means is the mean over 4.
 On a GPU nothing is read back during a step: the processor runs ahead, and what a step was is known when somebody asks.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -99,8 +100,9 @@ class Pending:
         """Wait until the step is done, and return the scaled loss of each piece, where this worker knows it."""
         return self._read()[: self._num_losses]
 
+    @functools.cached_property
     def result(self) -> StepResult:
-        """Wait until the step is done, and return what it was."""
+        """What the step was: known when it is done, so asking waits."""
         losses, (loss, *squares) = self.losses(), self._read()[self._num_losses :]
         return StepResult(
             loss=loss,
@@ -157,7 +159,7 @@ class Stepper:
         losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
         if self._state.step == 0:
             self._refuse_unused()
-        self._state.layout.finish_gradients()
+        self._finish_gradients()
         totals = self._totals(losses)
         if self._recording is not None:
             self._recording.note_gradients()
@@ -172,7 +174,7 @@ class Stepper:
             names=self._names,
         )
         if self._device.type == "cpu":  # reading costs nothing here, and the step is not applied where it is not finite
-            check_finite(pending, pending.result().loss, worker=self._index, applied=False)
+            check_finite(pending, pending.result.loss, worker=self._index, applied=False)
         self._update(totals)
         pending.seconds = self._clock.take()
         return pending
@@ -201,10 +203,16 @@ class Stepper:
                 if name in parts:
                     totals[number] = parts[name]
         if self._plan.workers > 1 and (losses.of_batch is None or self._has_norm):
-            all_reduce_sum(totals).wait()
+            with self._clock.waiting():
+                all_reduce_sum(totals).wait()
         if losses.of_batch is not None:
             totals[0] = losses.of_batch
         return totals
+
+    def _finish_gradients(self) -> None:
+        if self._plan.workers > 1:
+            with self._clock.waiting():
+                self._state.layout.finish_gradients()
 
     def _refuse_unused(self) -> None:
         """Name the parameters that got no gradient: engines that wait for all of them fail without naming any."""

@@ -31,7 +31,7 @@ class Whole:
         self._layout, self._job, self._plan = layout, job, plan
         self._device, self._clock = device, clock
         self._kind = engine_of(plan)
-        compiles = plan.compile and plan.mesh.workers == plan.mesh.replicate
+        compiles = plan.compile and plan.mesh.keeps_whole
         self._objective = Objective(layout.model, job, carries_loss=self._kind == "ddp", compiles=compiles)
         self._replica: Objective | DistributedDataParallel = self._objective
         if self._kind == "ddp":

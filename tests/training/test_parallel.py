@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parallel_cases import JOBS, layers_for, plans, runs_on
+from shoal.core.events import STEP_PARTS, EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.training.verify import compare_runs
@@ -52,6 +53,29 @@ def test_a_difference_is_found_and_named(
     assert verdict.first.step == 1
 
 
+@pytest.mark.parametrize(
+    ("plan", "parts"),
+    [
+        (Plan(mesh=Mesh(replicate=2)), {"comm_s"}),
+        (Plan(mesh=Mesh(shard=2), zero=3), {"comm_s"}),
+        (Plan(mesh=Mesh(tensor=2)), {"comm_s"}),
+        (Plan(mesh=Mesh(pipeline=2), batch=Batch(micro_batch=2)), {"bubble_s"}),
+        (Plan(mesh=Mesh(pipeline=2, tensor=2), batch=Batch(micro_batch=2)), {"comm_s", "bubble_s"}),
+    ],
+    ids=["ddp", "zero-3", "tensor", "pipeline", "pipeline, tensor"],
+)
+def test_exposed_communication_and_bubble_are_told_apart_from_computing(
+    plan: Plan, parts: set[str], ranks: RankPool, tmp_path: Path
+) -> None:
+    folder = record(ranks, "benchmarks.parallel_cases:gpt", plan, folder=tmp_path, steps=3, layers=layers_for(plan))
+    for rank in range(plan.workers):
+        for step in [event for event in EventReader(folder.events_of(rank)).poll() if event["kind"] == "step"]:
+            seconds = {name: step[name] for name in STEP_PARTS}
+            assert all(value >= -1e-6 for value in seconds.values()), seconds
+            assert sum(seconds.values()) == pytest.approx(step["step_s"], rel=0.05)
+            assert all(seconds[name] > 0 for name in {"forward_s", "backward_s", *parts})
+
+
 def test_evaluation_is_the_same_under_every_kind_of_mesh(ranks: RankPool, tmp_path: Path) -> None:
     case = "tests.support.spoiled:evaluated_vit"
     expected = _evaluation(record(ranks, case, Plan(), folder=tmp_path, steps=2))
@@ -64,8 +88,6 @@ def test_evaluation_is_the_same_under_every_kind_of_mesh(ranks: RankPool, tmp_pa
 
 
 def _evaluation(folder: RunFolder) -> dict[str, float]:
-    from shoal.core.events import EventReader
-
     events = [event for event in EventReader(folder.events_of(0)).poll() if event["kind"] == "eval"]
     metrics: dict[str, float] = events[-1]["metrics"]
     return metrics

@@ -23,11 +23,11 @@ Places: TypeAlias = Mapping[str, list[tuple[nn.Module, str]]]
 """For each parameter, by the first of its names, the modules and attributes that hold it."""
 
 
-def find_places(model: nn.Module) -> Places:
-    """Return where each parameter of `model` is held; a tied one in several places."""
+def find_places(model: nn.Module, root: nn.Module | None = None) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Return where the parameters of `model` are held in `root` (default: all of it); a tied one in several places."""
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     places: dict[str, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
+    for module in (root or model).modules():
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 places.setdefault(first_names[id(parameter)], []).append((module, attribute))

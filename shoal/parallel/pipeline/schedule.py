@@ -9,6 +9,7 @@
 Example: 2 workers, 4 micro-batches, 1f1b. Worker 0: F0 F1 B0 F2 B1 F3 B2 B3. Worker 1: F0 B0 F1 B1 F2 B2 F3 B3.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ class Pipeline:
     """This worker's pieces of a pipeline. Built by every worker of the pipeline axis, whose group is `group`.
 
     `stages` are Stages, each as it is, in DistributedDataParallel, or sharded by fully_shard. `on_action` is told of
-    every forward and backward when it is done; what is left of a step's time is communication and bubble.
+    every forward and backward when it is done, with the moments by `now`; what is left of a step's time is bubble.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class Pipeline:
         group: Any,
         device: torch.device,
         on_action: OnAction | None = None,
+        now: Callable[[], Any] = time.perf_counter,
     ) -> None:
         self._modules = list(stages)
         self._stages = [stage_of(module) for module in stages]
         self._schedule, self._group, self._device = schedule, group, device
-        self._on_action = on_action
+        self._on_action, self._now = on_action, now
         self._schedules: OrderedDict[Any, Any] = OrderedDict()
         self._micro_batches: Sequence[Any] = ()
         self._score: Score | None = None
@@ -139,6 +141,7 @@ class Pipeline:
             sent=[_on_meta(one_loss if is_last else crossing[stage.piece]) for crossing in crossings],
             run=self._finish if is_last else self._forward,
             on_action=self._on_action,
+            now=self._now,
         )
 
     def _forward(self, forward: Callable[..., Any], received: tuple[Tensor, ...], number: int) -> Any:

@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ from shoal.profile.layers import find_layers
 from shoal.profile.sample import process_untouched
 from shoal.profile.torch_private import FakeTensorMode, tree_map_only
 from shoal.profile.transformers_private import unpacked_samples
+
+_CPU = torch.device("cpu")
 
 Call = Callable[[Any, Any], Any]
 """How a job calls its model: call(model, batch) returns the model's output."""
@@ -108,12 +111,14 @@ def find_blocks(model: nn.Module) -> list[str]:
     return blocks
 
 
-def split_model(call: Call, model: nn.Module, batch: Any, *, boundaries: Sequence[str]) -> Split:
+def split_model(
+    call: Call, model: nn.Module, batch: Any, *, boundaries: Sequence[str], device: torch.device = _CPU
+) -> Split:
     """Return what each piece needs when the model is cut at the entry of each of `boundaries`.
 
     `model` may be on meta, and only the shapes of `batch` matter. Raises PlanError where it cannot be cut so.
     """
-    rehearsal = Rehearsal(call, model, boundaries, device=torch.device("cpu"))
+    rehearsal = rehearsal_of(call, model, boundaries, device=device)
     outline = rehearsal.outline(batch)
     names = [name for name, _ in model.named_parameters()]
     called = [_called(outline, piece) for piece in range(len(boundaries) + 1)]
@@ -172,6 +177,18 @@ class Rehearsal:
             raise
         except Exception as error:
             raise untraceable(error, type(self._model)) from error
+
+
+_REHEARSALS: WeakKeyDictionary[nn.Module, dict[Any, Rehearsal]] = WeakKeyDictionary()
+
+
+def rehearsal_of(call: Call, model: nn.Module, boundaries: Sequence[str], *, device: torch.device) -> Rehearsal:
+    """Return the rehearsal of `model`: one for all who ask for the same, for it is a copy and takes a trace."""
+    known = _REHEARSALS.setdefault(model, {})
+    key = (tuple(boundaries), call, device)
+    if key not in known:
+        known[key] = Rehearsal(call, model, boundaries, device=device)
+    return known[key]
 
 
 class _Tracing:

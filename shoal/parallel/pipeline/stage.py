@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import PlanError
-from shoal.parallel.pipeline.split import Call, Given, Outline, Rehearsal, Split, Visit
+from shoal.parallel.building.materialise import Places, find_places
+from shoal.parallel.pipeline.split import Call, Given, Outline, Split, Visit, rehearsal_of
 from shoal.parallel.pipeline.torch_private import Shape, stood_in, tree_flatten, tree_unflatten
 
-_REHEARSALS: WeakKeyDictionary[nn.Module, dict[Any, Rehearsal]] = WeakKeyDictionary()
-"""Pieces of one model share the fake copy of it."""
 _CLAIMED: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
 """Which piece of a model in this process has taken which parameter."""
 
@@ -48,7 +47,7 @@ class Stage(nn.Module):
         self.piece, self.pieces = piece, len(split.parameters)
         self.device = device
         self._held = (model, call)  # in a tuple: the model is not part of the stage's own tree
-        self._rehearsal = _rehearsal(model, split, call, device)
+        self._rehearsal = rehearsal_of(call, model, split.boundaries, device=device)
         self._layers = self._rehearsal.layers
         self._zeros: dict[Shape, Tensor] = {}
         _claim(model, split, piece)
@@ -58,15 +57,16 @@ class Stage(nn.Module):
             path, _, key = name.rpartition(".")
             _container(self.own, path).add_module(key, self._layers[name])
         first_names = {id(p): name for name, p in model.named_parameters()}
-        self.places = _places(self.own, first_names)
+        self.places = find_places(model, self.own)
         self._keep_apart(model, split.parameters[piece])
         self.names = {name: first_names[id(p)] for name, p in self.named_parameters()}
-        self._lent = _loans(model, self.places, first_names)
+        everywhere = find_places(model)
+        self._lent = _loans(everywhere, self.places)
         self._absent = tuple(f"{name}." for name in self._layers if name not in split.layers[piece])
         self._touched = frozenset(split.touched[piece])
         self._blanks = [
             (module, attribute, Shape(tuple(tensor.shape), tensor.dtype))
-            for name, anywhere in _places(model, first_names).items()
+            for name, anywhere in everywhere.items()
             for module, attribute in anywhere
             if name in self._touched - self.places.keys() and (tensor := module._parameters[attribute]) is not None
         ]
@@ -213,32 +213,13 @@ def _container(root: nn.Module, path: str) -> nn.Module:
     return root
 
 
-def _places(root: nn.Module, first_names: dict[int, str]) -> dict[str, list[tuple[nn.Module, str]]]:
-    places: dict[str, list[tuple[nn.Module, str]]] = {}
-    for module in root.modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                places.setdefault(first_names[id(parameter)], []).append((module, attribute))
-    return places
-
-
-def _loans(
-    model: nn.Module, places: dict[str, list[tuple[nn.Module, str]]], first_names: dict[int, str]
-) -> list[tuple[nn.Module, str, nn.Module, str]]:
+def _loans(everywhere: Places, places: Places) -> list[tuple[nn.Module, str, nn.Module, str]]:
     """Return (owner, attribute, home, attribute at home) for what the model has in places that are not the piece's."""
     loans = []
-    for name, anywhere in _places(model, first_names).items():
+    for name, anywhere in everywhere.items():
         if name in places:
             loans += [(*place, *places[name][0]) for place in anywhere if place not in places[name]]
     return loans
-
-
-def _rehearsal(model: nn.Module, split: Split, call: Call, device: torch.device) -> Rehearsal:
-    known = _REHEARSALS.setdefault(model, {})
-    key = (split.boundaries, call, device)
-    if key not in known:
-        known[key] = Rehearsal(call, model, split.boundaries, device=device)
-    return known[key]
 
 
 def _claim(model: nn.Module, split: Split, piece: int) -> None:

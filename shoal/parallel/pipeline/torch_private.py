@@ -5,7 +5,6 @@ When they move, tests/parallel/pipeline/test_pipeline.py says which.
 
 import copy
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,8 +32,8 @@ __all__ = [
     "tree_unflatten",
 ]
 
-OnAction = Callable[[str, int, int, float, float], None]
-"""Told (kind, micro-batch, piece, start_s, end_s) of every piece of work; kind is forward, backward or weights."""
+OnAction = Callable[[str, int, int, Any, Any], None]
+"""Told (kind, micro-batch, piece, start, end) of every piece of work; kind is forward, backward or weights."""
 
 _SHAPE_ONLY = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
 _SHAPE_ONLY |= {"new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"}
@@ -193,12 +192,13 @@ class MicroBatchStage(PipelineStage):
         sent: Sequence[Sequence[Tensor]],
         run: Callable[..., Any],
         on_action: OnAction | None,
+        now: Callable[[], Any],
     ) -> None:
         super().__init__(
             module, piece, pieces, device, input_args=tuple(received[0]), output_args=tuple(sent[0]), group=group
         )
         self._received, self._sent = received, sent
-        self._run, self._on_action = run, on_action
+        self._run, self._on_action, self._now = run, on_action, now
         self._number = 0
         self._runtime_validate = False  # it would hold every micro-batch against the first one's shapes
 
@@ -255,10 +255,10 @@ class MicroBatchStage(PipelineStage):
 
     @contextmanager
     def _timed(self, kind: str, number: int) -> Iterator[None]:
-        start_s = time.perf_counter()
+        start = self._now()
         yield
         if self._on_action is not None:
-            self._on_action(kind, number, self.stage_index, start_s, time.perf_counter())
+            self._on_action(kind, number, self.stage_index, start, self._now())
 
 
 def sum_over(group: Any, parameter: Tensor) -> Any:

@@ -73,8 +73,7 @@ def _peaks(profile: Profile, plan: Plan, samples: int, device: Device | None, *,
     for stage in stages:
         layers = [(sizes[id(layer)], count) for layer, count in stage.layers]
         step = _Step(profile, plan, stage.index, layers, samples=samples, at_once=at_once)
-        is_whole = plan.mesh.workers == plan.mesh.replicate
-        step.heap_fraction = device.heap_fraction if device and is_whole else 0.0
+        step.heap_fraction = device.heap_fraction if device and plan.mesh.keeps_whole else 0.0
         worst = max(step.moments(), key=lambda moment: moment.peak_bytes)
         parts = {**worst.parts, "framework": device.library_bytes if device else 0}
         yield Peak(parts=parts, moment=worst.moment, operation=worst.operation, stage=stage.index)

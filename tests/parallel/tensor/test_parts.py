@@ -1,6 +1,8 @@
 """What a divided model costs and keeps: collectives, bytes, ties, its way from the meta device; what is refused."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from shoal.comm.rank import Rank
 from shoal.core.errors import PlanError
 from shoal.parallel.tensor.divide import Cut, Division, apply_tensor, find_regions, tensor_context
 from shoal.parallel.tensor.plan import Style, find_tensor_plan
-from shoal.parallel.tensor.torch_private import METADATA, replaces_output
+from shoal.parallel.tensor.torch_private import COLLECTIVES, METADATA, replaces_output, timed_collectives
 from tests.parallel.tensor.models import CASES, TOKENS, WIDTH, Feeds, vectors
 from tests.parallel.tensor.training import TOLERANCE, built, divided, largest_difference, mesh_of, trained
 from tests.support.ranks import RankPool
@@ -208,3 +210,29 @@ def test_what_we_use_of_torch_in_private_is_still_there() -> None:
     assert not replaces_output(linear)
     linear.register_full_backward_hook(lambda *_: None)
     assert replaces_output(linear)
+
+
+def collectives_timed(rank: Rank) -> tuple[Counter[str], Counter[str]]:
+    """Return the collectives of a forward and a backward, counted below torch and by `timed_collectives`."""
+    counted: Counter[str] = Counter()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        counted["waits"] += 1
+        yield
+
+    with mesh_of(rank, tensor=rank.workers) as mesh:
+        model, _ = divided("gpt", mesh)
+        with Collectives() as seen, tensor_context(), timed_collectives(waiting):
+            CASES["gpt"].loss(model, 0).backward()  # type: ignore[no-untyped-call]
+        held = torch.distributed._functional_collectives.all_reduce
+        counted["restored"] = int(held.__module__ == torch.distributed._functional_collectives.__name__)
+    return seen.counts, counted
+
+
+def test_every_collective_of_a_divided_model_is_timed(ranks: RankPool) -> None:
+    assert {"all_reduce", "wait_tensor"} <= set(COLLECTIVES)
+    for seen, counted in ranks.run(collectives_timed, workers=2):
+        # Each is begun once and waited for at least once.
+        assert counted["waits"] >= 2 * sum(seen.values()) > 0
+        assert counted["restored"]
