@@ -1,7 +1,7 @@
 """From what was recorded of each layer to the layers of a profile."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,12 +44,13 @@ def as_layer(
     optimizer: Any,
     weights: dict[int, int],
     blocks: set[int],
+    vocabulary: Mapping[int, int],
     rounded: Callable[[int], int],
 ) -> Layer:
     """Return the layer of `visit`, which owns `tensors`; `twice` is the same with a micro-batch of twice the size.
 
-    `weights` says how many layers a module (by id) stands for, `blocks` which modules are members of a run, `rounded`
-    what the allocator takes for a tensor.
+    `weights` says how many layers a module (by id) stands for, `blocks` which modules are members of a run,
+    `vocabulary` which weights (by id) have a row for each of how many tokens, `rounded` what the allocator takes.
     """
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
     states = [optimizer.state[p] for p in parameters if p in optimizer.state]
@@ -73,8 +74,10 @@ def as_layer(
         cast_fixed_bytes=_fixed(_cast(visit), _cast(twice)),
         output_bytes=visit.output_bytes,
         pairs=len(visit.pairs),
-        split_parameters=split_parameters(visit.pairs, module) if module is not None else 0,
+        split_parameters=(split_parameters(visit.pairs, module) if module is not None else 0)
+        + sum(parameter.numel() for parameter in parameters if id(parameter) in vocabulary),
         split_saved_bytes=visit.split_saved_bytes,
+        vocabulary=max([vocabulary.get(id(p), 0) for each in visit.modules for p in each.parameters()], default=0),
         heads=visit.heads,
         key_value_heads=_key_value_heads(module),
         batch_norms=_batch_norms(visit.modules),

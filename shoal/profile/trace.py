@@ -28,6 +28,7 @@ from shoal.profile.sample import process_untouched, sample_batch
 from shoal.profile.summary import as_layer, is_regular, merged, owned_tensors
 from shoal.profile.torch_private import FakeCopyMode, FakeTensor, FakeTensorMode, tree_map_only
 from shoal.profile.transformers_private import unpacked_samples
+from shoal.profile.vocabulary import find_vocabularies
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.profile import Profile
@@ -92,7 +93,16 @@ class _Tracer:
         optimizer, step = self._optimizer_cost(weights)
         blocks = {id(member) for run in self.runs for member in run.members()}
         layers = [
-            as_layer(visit, twice, tensors, optimizer=optimizer, weights=weights, blocks=blocks, rounded=self.rounded)
+            as_layer(
+                visit,
+                twice,
+                tensors,
+                optimizer=optimizer,
+                weights=weights,
+                blocks=blocks,
+                vocabulary=self._vocabulary(),
+                rounded=self.rounded,
+            )
             for visit, twice, tensors in zip(small, large, owned, strict=True)
         ]
         return Profile(
@@ -105,6 +115,14 @@ class _Tracer:
             optimizer_moved_bytes=step.moved_bytes,
             optimizer_operations=step.operations,
         )
+
+    def _vocabulary(self) -> dict[int, int]:
+        """Return the weights (by id) that tensor parallelism divides by tokens, with how many these are."""
+        inside = {id(module) for run in self.runs for member in run.members() for module in member.modules()}
+        modules = dict(self.model.named_modules())
+        for found in find_vocabularies(self.model, is_free=lambda name: id(modules[name]) not in inside):
+            return {id(modules[name].weight): found.rows for name in found.modules}
+        return {}
 
     def _record_all(self, batches: list[Any]) -> tuple[dict[int, int], list[list[Visit]]]:
         """Return a step's visits for each of `batches`, and what those that stand for several stand for."""

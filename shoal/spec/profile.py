@@ -84,12 +84,18 @@ class Layer:
     """How many of the parameters tensor parallelism divides."""
     split_saved_bytes: int = 0
     """How much of what is saved it divides."""
+    vocabulary: int = 0
+    """Rows of its embedding, or numbers that its head gives for a token: divided where the tensor degree divides it."""
     heads: int = 0
     """Attention heads (of keys, where these are fewer); 0 without attention. A tensor degree must divide them."""
     key_value_heads: int = 0
     """Heads of keys and values where the module names them; 0: as many as `heads`, as far as anybody knows."""
     batch_norms: tuple[str, ...] = ()
     """Names, within it, of batch norms that take their statistics from the micro-batch."""
+
+    def degree(self, tensor: int) -> int:
+        """Return over how many of the `tensor` workers of a group its products are divided: all or 1."""
+        return tensor if self.pairs or (self.vocabulary and self.vocabulary % tensor == 0) else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ blocks.0.attention_out a row, token "vocab", out "head".
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from shoal.parallel.tensor.refusal import nothing_divides, refuse_indivisible
 from shoal.parallel.tensor.style import Style, features, is_divisible_linear, read_tensor_plan
 from shoal.parallel.tensor.watch import Sample, watch_sections
 from shoal.profile.pairs import find_pairs, linears_in
+from shoal.profile.vocabulary import find_vocabularies
 
 __all__ = ["Style", "find_tensor_plan", "read_tensor_plan"]
 
@@ -175,31 +176,14 @@ def _number(module: nn.Module, names: tuple[str, ...]) -> tuple[str, int] | None
 
 
 def _vocabulary(model: nn.Module, plan: Mapping[str, Style], *, tensor: int) -> dict[str, Style]:
-    """Return the styles of the token embedding and of the head that gives a number for each of its rows.
-
-    Whatever else has one of the two weights is divided with it.
-    """
-    free = {name: module for name, module in model.named_modules() if name not in plan and _is_free(name, plan)}
-    for embedding in free.values():
-        if not _is_plain_embedding(embedding) or embedding.num_embeddings % tensor:
-            continue
-        same = [m for m in free.values() if type(m) is nn.Linear and m.weight.shape == embedding.weight.shape]
-        weights = {id(module.weight) for module in [embedding, *same[-1:]]}
-        holders = [(n, m) for n, m in model.named_modules() if {id(p) for p in m._parameters.values()} & weights]
-        if same and all(name in free and _vocabulary_kind(module) for name, module in holders):
-            return {name: Style(_vocabulary_kind(module)) for name, module in holders}
+    """Return the styles of the token embedding and of its head, if they can be divided."""
+    for found in find_vocabularies(model, is_free=lambda name: name not in plan and _is_free(name, plan)):
+        if found.rows % tensor == 0:
+            kinds = dict.fromkeys(found.embeddings, "vocab") | dict.fromkeys(found.heads, "head")
+            return {name: Style(kind) for name, kind in kinds.items()}
     return {}
 
 
 def _is_free(name: str, plan: Mapping[str, Style]) -> bool:
     """Return whether `name` lies outside of what holds columns and rows."""
     return not any(is_inside(name, holder) for other in plan if (holder := other.rpartition(".")[0]))
-
-
-def _is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
-    is_plain = type(module).forward is nn.Embedding.forward and module._parameters.get("weight") is not None
-    return is_plain and not (module.max_norm is not None or module.sparse or module.scale_grad_by_freq)
-
-
-def _vocabulary_kind(module: nn.Module) -> str:
-    return "head" if type(module) is nn.Linear else "vocab" if _is_plain_embedding(module) else ""

@@ -34,7 +34,7 @@ def sizes_of(layer: Layer, plan: Plan, *, ratio: float) -> Sizes:
 
     With `plan.sequence` all that a divided block saves is divided; while a pair runs, its input is there whole.
     """
-    tensor = plan.mesh.tensor if layer.pairs else 1
+    tensor = layer.degree(plan.mesh.tensor)
     by_tokens = plan.sequence and layer.block and tensor > 1
     whole = 1 - (1 - 1 / tensor) * layer.split_parameters / max(1, layer.parameters)
     kept = 1 - (1 - 1 / tensor) * (1 if by_tokens else layer.split_saved_bytes / max(1, layer.saved_bytes))

@@ -87,7 +87,7 @@ class LayerCost:
 
     def __init__(self, layer: Layer, profile: Profile, rates: Rates) -> None:
         element_bytes = _ELEMENT_BYTES[profile.products_in]
-        self.pairs = layer.pairs
+        self.degree = layer.degree
         self.block = layer.block
         self.divided_parameters = layer.split_parameters / layer.parameters if layer.parameters else 0.0
         self.divided_saved = layer.split_saved_bytes / layer.saved_bytes if layer.saved_bytes else 0.0
@@ -97,11 +97,11 @@ class LayerCost:
 
     def whole(self, tensor: int) -> float:
         """Return what is left on each worker of the layer's parameters, their gradients and state."""
-        return 1 - (1 - 1 / tensor) * self.divided_parameters if self.pairs else 1.0
+        return 1 - (1 - 1 / self.degree(tensor)) * self.divided_parameters
 
     def passes(self, split: Split, recompute: str) -> tuple[PassTime, PassTime, PassTime]:
         """Return the forward, what the backward computes again, and the backward itself."""
-        tensor = split.tensor if self.pairs else 1
+        tensor = self.degree(split.tensor)
         divided_saved = 1.0 if split.sequence and self.block else self.divided_saved
         kept = split.ratio * (1 - (1 - 1 / tensor) * divided_saved)
         divided = split.ratio / tensor

@@ -115,7 +115,7 @@ class StageTimes:
         layer, cost = self.profile.layers[number], self._costs[number]
         passes = cost.passes(split, recompute)
         compute_s = sum(each.seconds(self.rates) for each in passes)
-        sums = self._sums(number, layer, recompute) if split.tensor > 1 else ((0, 0),) * 3
+        sums = self._sums(number, layer, recompute) if layer.degree(split.tensor) > 1 else ((0, 0),) * 3
         starts = EXCHANGE_OPERATIONS * (2 if split.sequence and layer.block else 1)  # scattered, and gathered later
         forward_s, again_s, backward_s = (
             self._with_messages(each, times, group.all_reduce_s(size * split.ratio) if times else 0.0, starts)
@@ -138,6 +138,10 @@ class StageTimes:
         input_bytes = self.profile.layers[number - 1].output_bytes if number else self.profile.input_bytes
         if layer.repeats > 1:
             input_bytes = layer.output_bytes
+        if layer.vocabulary and not layer.forward.products:  # rows that other workers have come by a sum
+            return (1, layer.output_bytes), (0, 0), (0, 0)
+        if layer.vocabulary:  # a gather of the output is half of a sum
+            return (1, layer.output_bytes // 2), (0, 0), (1, input_bytes)
         return (layer.pairs, layer.output_bytes), (again, layer.output_bytes), (layer.pairs, input_bytes)
 
     def _with_messages(self, own: PassTime, times: int, sum_s: float, starts: int) -> float:
