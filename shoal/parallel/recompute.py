@@ -4,7 +4,8 @@ none       everything stays
 selective  the results of matrix products and attention stay, all else is computed again: that is cheap
 full       only the block's input stays
 
-On torch.utils.checkpoint. The block's `forward` is wrapped, not the block: names and hooks stay as they are.
+On torch.utils.checkpoint. The block's `forward` is wrapped, not the block: names and hooks stay as they are. What is
+computed again moves no running statistics: batch norm has counted the samples already.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Contexts: TypeAlias = Callable[[], tuple[Any, Any]]
@@ -38,11 +40,13 @@ def apply_recompute(blocks: Iterable[nn.Module], kind: str, *, contexts: Context
     if kind == "none":
         return
     for block in blocks:
-        block.forward = _recomputed(block.forward, kind, contexts)
+        block.forward = _recomputed(block, kind, contexts)
 
 
-def _recomputed(forward: Callable[..., Any], kind: str, contexts: Contexts | None) -> Callable[..., Any]:
-    both = functools.partial(_both_contexts, kind, contexts)
+def _recomputed(block: nn.Module, kind: str, contexts: Contexts | None) -> Callable[..., Any]:
+    forward = block.forward
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    both = functools.partial(_both_contexts, kind, contexts, norms)
 
     @functools.wraps(forward)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +57,10 @@ def _recomputed(forward: Callable[..., Any], kind: str, contexts: Contexts | Non
     return recomputed
 
 
-def _both_contexts(kind: str, contexts: Contexts | None) -> tuple[Any, Any]:
+def _both_contexts(kind: str, contexts: Contexts | None, norms: list[_NormBase]) -> tuple[Any, Any]:
     pairs = [contexts()] if contexts else []
+    if norms:
+        pairs.append((contextlib.nullcontext(), _counted_already(norms)))
     if kind == "selective":
         pairs.append(create_selective_checkpoint_contexts(_policy))  # type: ignore[no-untyped-call]
     return _entered([pair[0] for pair in pairs]), _entered([pair[1] for pair in pairs])
@@ -66,6 +72,19 @@ def _entered(contexts: list[Any]) -> Any:
         for context in contexts:
             stack.enter_context(context)
         yield
+
+
+@contextlib.contextmanager
+def _counted_already(norms: list[_NormBase]) -> Any:
+    """Let what `norms` are given move copies of their running statistics."""
+    held = [dict(norm._buffers) for norm in norms]
+    for norm in norms:
+        norm._buffers.update({name: b.clone() for name, b in norm._buffers.items() if b is not None})
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, held, strict=True):
+            norm._buffers.update(buffers)
 
 
 def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
