@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test check format bench bench-planner bench-pipeline bench-zero parallel exact clean
+.PHONY: setup demo test check format bench bench-planner bench-pipeline bench-zero bench-collectives parallel exact clean
 
 # The file is made last: a setup that was cut short starts again, one that is done is instant.
 setup: .venv/.done
@@ -58,6 +58,10 @@ bench-pipeline: setup
 
 bench-zero: setup
 	$(BIN)/python -W ignore benchmarks/zero.py
+
+# Every all-reduce beside Gloo's and, where mpirun and mpi4py are installed, Open MPI's; and its picture. 2 minutes.
+bench-collectives: setup
+	$(BIN)/shoal bench collectives --plot docs/images/collectives.svg
 
 # The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
 exact: setup

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -38,7 +39,7 @@ def main(file: str, folder: str, rounds: str, steps: str) -> None:
     device = pick_device(rank)
     store = connect(rank, timeout_s=60) if rank.workers > 1 else None
     with joined(rank, store, device=device, timeout_s=60):
-        sides = {"bare": bare_steps(job, rank, device), "shoal": shoal_steps(job, rank, device, Path(folder))}
+        sides = {"bare": bare_steps(job, rank, device), "shoal": shoal_steps(job, rank, store, device, Path(folder))}
         times = take_turns(sides, rounds=int(rounds), steps=int(steps), wait=barrier if store else lambda: None)
         sides.clear()  # and with them DDP, before the group ends
         if rank.index == 0:
@@ -95,11 +96,11 @@ def _bare_batches(job: Job, rank: Rank) -> Iterator[Any]:
         epoch += 1
 
 
-def shoal_steps(job: Job, rank: Rank, device: torch.device, folder: Path) -> Iterator[None]:
+def shoal_steps(job: Job, rank: Rank, store: Store | None, device: torch.device, folder: Path) -> Iterator[None]:
     """Train through shoal, with all that a run writes."""
     plan = Plan(mesh=Mesh(replicate=rank.workers))
     runs = RunFolder.create(folder, f"run-{rank.index}", stem="bench")
-    run = Run(job, plan, runs, rank=rank, device=device, log=EventLog(runs.events_of(rank.index)))
+    run = Run(job, plan, runs, rank=rank, store=store, device=device, log=EventLog(runs.events_of(rank.index)))
     for batch in run.batches():
         run.step(batch)
         yield

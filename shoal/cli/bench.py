@@ -2,11 +2,21 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shoal.cli import flags
 from shoal.core.errors import ConfigError
-from shoal.core.units import format_seconds
+from shoal.core.host import memory_bytes
+from shoal.core.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from shoal.bench.collectives import Measured
+
+    _Kinds: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # its only name
 
 ABOUT = "Measure shoal beside its peers, in one run."
 EXAMPLE = """\
@@ -14,34 +24,76 @@ example:
   shoal bench step examples/gpt.py              a step through shoal beside a bare PyTorch loop and beside bare DDP
   shoal bench step examples/gpt.py --workers 4 --rounds 40
   shoal bench start runs/gpt-1                  how long the instant verbs take
+  shoal bench collectives                       every all-reduce beside Gloo's, MPI's, and what was predicted
+  shoal bench collectives --workers 2 --sizes 4KB,1MB,64MB --seconds 20 --plot collectives.svg
+"""
+
+_SIZES = "4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB"
+_MOST_WORKERS = 64
+
+_COLLECTIVES_EXAMPLE = """\
+example:
+  shoal bench collectives
+  shoal bench collectives --workers 2 --sizes 4KB,1MB,64MB --seconds 20 --plot collectives.svg
+
+Workers of this machine sum tensors of 32-bit numbers by every algorithm over messages, through shared memory, by Gloo
+and, where mpirun and mpi4py are installed, by Open MPI. Every sum is checked. What is predicted comes from the link
+that is measured first; workers that send at the same time share it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("what", choices=["step", "start"], metavar="WHAT", help="step, or start")
-    parser.add_argument("path", type=Path, metavar="PATH", help="a job file (step), or a run folder (start)")
-    parser.add_argument("--workers", default="1,2", metavar="N,N", help="step: the numbers of workers (default: 1,2)")
-    parser.add_argument("--rounds", type=int, default=61, help="step: how often the two sides take turns (default: 61)")
-    parser.add_argument("--steps", type=int, default=1, help="step: how many steps a turn (default: 1)")
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    step = _add_kind(kinds, "step", "A step through shoal beside a bare PyTorch loop and beside bare DDP.", EXAMPLE)
+    step.add_argument("path", type=Path, metavar="JOB", help="a job file")
+    step.add_argument("--workers", default="1,2", metavar="N,N", help="the numbers of workers (default: 1,2)")
+    step.add_argument("--rounds", type=int, default=61, help="how often the two sides take turns (default: 61)")
+    step.add_argument("--steps", type=int, default=1, help="how many steps a turn (default: 1)")
+    start = _add_kind(kinds, "start", "How long the instant verbs take.", EXAMPLE)
+    start.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    about = "Every all-reduce beside Gloo's own, MPI's, and what was predicted."
+    collectives = _add_kind(kinds, "collectives", about, _COLLECTIVES_EXAMPLE)
+    collectives.add_argument("--workers", default="2,4", metavar="N,N", help="the numbers of workers (default: 2,4)")
+    collectives.add_argument(
+        "--sizes", default=_SIZES, metavar="SIZE,SIZE", help="what is summed (default: 4KB to 64MB, times 4)"
+    )
+    collectives.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="how long to measure, about (default: 60)"
+    )
+    collectives.add_argument("--plot", type=Path, metavar="SVG", help="also draw measured and predicted into this file")
+
+
+def _add_kind(kinds: "_Kinds", name: str, about: str, example: str) -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    kind = kinds.add_parser(name, help=about, description=about, epilog=example, formatter_class=form)
+    # No default: what is not said here is what was said, or not, before the kind.
+    kind.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object on stdout")
+    return kind
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark and show its figures."""
-    if not arguments.path.exists():
-        raise ConfigError(f"there is no {arguments.path}.")
-    figures = _step(arguments) if arguments.what == "step" else _start(arguments)
+    figures = {"step": _step, "start": _start, "collectives": _collectives}[arguments.what](arguments)
     if arguments.json:
-        print(json.dumps(figures))
+        print(json.dumps(figures, allow_nan=False))
     return 0
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise ConfigError(f"there is no {path}.")
+    return path
 
 
 def _step(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from shoal.bench.step import bench_step
 
+    file = _there(arguments.path)
+    rounds, steps = flags.whole("--rounds", arguments.rounds), flags.whole("--steps", arguments.steps)
     figures = []
-    for workers in (int(number) for number in arguments.workers.split(",")):
-        figure = bench_step(arguments.path, workers=workers, rounds=arguments.rounds, steps=arguments.steps)
+    for workers in _workers(arguments.workers, least=1):
+        figure = bench_step(file, workers=workers, rounds=rounds, steps=steps)
         figures.append(figure)
         if not arguments.json:
             print(_in_words(figure), flush=True)
@@ -60,8 +112,86 @@ def _in_words(figure: dict[str, Any]) -> str:
 def _start(arguments: argparse.Namespace) -> dict[str, float]:
     from shoal.bench.start import bench_start
 
-    figures = bench_start(arguments.path)
+    figures = bench_start(_there(arguments.path))
     if not arguments.json:
         for name, seconds in figures.items():
             print(f"{name}: {format_seconds(seconds)}")
     return figures
+
+
+def _collectives(arguments: argparse.Namespace) -> dict[str, Any]:
+    counts = _workers(arguments.workers, least=2)
+    sizes = _sizes(arguments.sizes, most_workers=max(counts))
+    seconds = flags.above_0("--seconds", arguments.seconds)
+    plot: Path | None = arguments.plot
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}.")
+    found = []
+    for count in counts:
+        found.append(_measure(count, sizes, seconds / len(counts)))
+        if not arguments.json:
+            _show(found[-1])
+    if plot is not None:
+        from shoal.bench.collectives_plot import draw_plot
+        from shoal.core.files import write_whole
+
+        write_whole(plot, draw_plot(found))
+        if not arguments.json:
+            print(f"Drawn to {plot}.")
+    return {"collective": "all-reduce", "dtype": "float32", "measured": [measured.as_json() for measured in found]}
+
+
+def _measure(workers: int, sizes: list[int], seconds: float) -> "Measured":
+    from rich.console import Console
+
+    from shoal.bench.collectives import bench_collectives
+
+    with Console(stderr=True).status(f"{workers} workers") as status:
+        return bench_collectives(
+            workers=workers,
+            sizes=sizes,
+            seconds=seconds,
+            say=lambda what: status.update(f"measuring with {workers} workers: {what}"),
+        )
+
+
+def _show(measured: "Measured") -> None:
+    from rich.console import Console
+
+    from shoal.cli.collectives_table import draw_collectives
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a file has no width, and the table must not be cut to rich's default
+    console.print(draw_collectives(measured), "")
+
+
+def _workers(text: str, *, least: int) -> list[int]:
+    """Return the numbers of workers that `text` lists."""
+    found = []
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*\d{1,9}\s*", part, re.ASCII):
+            raise ConfigError(f"--workers {text!r} is not a list of numbers. Write it like --workers 2,4.")
+        count = int(part)
+        if not least <= count <= _MOST_WORKERS:
+            why = f"at least {least} and at most {_MOST_WORKERS}"
+            raise ConfigError(f"--workers {count}: this needs {why} workers on this machine.")
+        found.append(count)
+    return list(dict.fromkeys(found))
+
+
+def _sizes(text: str, *, most_workers: int) -> list[int]:
+    """Return the sizes that `text` lists, in bytes, the smallest first."""
+    found = set()
+    for part in text.split(","):
+        size = flags.read("--sizes", parse_bytes, part)
+        if size < 4 or size % 4:
+            raise ConfigError(
+                f"--sizes {part}: 32-bit numbers are summed, so a size is a multiple of 4 bytes, like 4KB."
+            )
+        # A tensor, its sum as it should be, two buffers for what arrives, the shared memory and what the engine holds.
+        if 6 * most_workers * size > memory_bytes():
+            needed = f"{most_workers} workers need about {format_bytes(6 * most_workers * size)}"
+            raise ConfigError(f"--sizes {part}: {needed}, but there are {format_bytes(memory_bytes())}. Ask for less.")
+        found.add(int(size))
+    return sorted(found)

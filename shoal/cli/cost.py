@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ABOUT = "Say what each algorithm of a collective costs at this size on this link, or whether to compress gradients."
+_EXCHANGES = {"all-reduce": "summed", "all-gather": "gathered", "slices": "sliced"}
+"""How what is encoded travels."""
+
 EXAMPLE = """\
 example:
   shoal cost allreduce --bytes 100MB --workers 64 --link 10Gbps --latency 20us
@@ -43,7 +46,7 @@ _FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "--step": {"metavar": "TIME", "help": "what a step takes without communication"},
         "--codec": {"metavar": "NAME", "help": f"{', '.join(CODECS)}: sets ratio and exchange"},
         "--ratio": {"type": float, "metavar": "R", "help": "encoded bytes over bytes (default: the codec's)"},
-        "--exchange": {"metavar": "HOW", "help": "all-reduce or all-gather what is encoded (default: the codec's)"},
+        "--exchange": {"metavar": "HOW", "help": f"{', '.join(_EXCHANGES)} (default: the codec's)"},
         "--algorithm": {"metavar": "NAME", "help": f"of an all-reduce: {', '.join(ALLREDUCE)} (default: the fastest)"},
         "--encode-rate": {"metavar": "RATE", "help": "gradient encoded per second (default: it takes no time)"},
         "--decode-rate": {"metavar": "RATE", "help": "gradient decoded per second (default: as --encode-rate)"},
@@ -208,8 +211,8 @@ def _codec(arguments: argparse.Namespace) -> tuple[str, Codec]:
             raise ConfigError(f"--ratio {arguments.ratio:g}: encoded bytes over bytes is above 0, and 1 at most.")
         codec = dataclasses.replace(codec, ratio=arguments.ratio)
     if arguments.exchange is not None:
-        summable = flags.named("--exchange", arguments.exchange, {"all-reduce": True, "all-gather": False})
-        codec = dataclasses.replace(codec, summable=summable)
+        travels = flags.named("--exchange", arguments.exchange, _EXCHANGES)
+        codec = dataclasses.replace(codec, travels=travels)
     return arguments.codec or f"a ratio of {codec.ratio:g}", codec
 
 

@@ -5,6 +5,7 @@ runs/NAME/
   job.toml            where the job came from and its numbers
   plan.toml           how it was run, with what that was predicted to cost
   cluster.toml        what it was run on
+  communication.toml  how the workers' gradients met, and what was measured to decide it
   code/               the job file as it was
   events/rank-N.jsonl one line a step and worker (see events.py)
   tensorboard/        scalars from worker 0
@@ -31,6 +32,7 @@ class RunFolder:
         self.job_toml = path / "job.toml"
         self.plan_toml = path / "plan.toml"
         self.cluster_toml = path / "cluster.toml"
+        self.communication_toml = path / "communication.toml"
         self.code = path / "code"
         self.events = path / "events"
         self.tensorboard = path / "tensorboard"

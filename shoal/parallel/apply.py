@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal.comm.collectives import Waiting
 from shoal.comm.mesh import Position, data_group
+from shoal.comm.shm.group import SharedGroup
 from shoal.core.errors import JobError
 from shoal.parallel.building.deferred import build_deferred
 from shoal.parallel.building.materialise import (
@@ -67,11 +68,13 @@ def apply_plan(
     call: Call,
     sample: Any = None,
     waiting: Waiting | None = None,
+    shared: SharedGroup | None = None,
 ) -> Layout:
     """Build the job's model and lay `plan` over it, for the worker at `position`. Called by every worker.
 
     `call(model, micro_batch)` is how the model is called; `sample` a micro-batch to find out where it can be cut.
-    `waiting` is entered while the engines wait for communication.
+    `waiting` is entered while the engines wait for communication; `shared` are the workers of the shard axis, where they
+    are on one host.
     """
     if plan.mesh.keeps_whole:
         return _whole_layout(job, plan, position=position, mesh=mesh, device=device)
@@ -95,7 +98,7 @@ def apply_plan(
             # In a pipeline parameters stay gathered for all micro-batches: its schedules run several blocks' forward
             # before a backward, and torch's zero-bubble gives wrong gradients where they are freed between the two.
             zero = plan.zero if plan.mesh.pipeline == 1 else min(plan.zero, 2)
-            apply_shard(root, mesh["replicate", "shard"], blocks=own, zero=zero, waiting=waiting)
+            apply_shard(root, mesh["replicate", "shard"], blocks=own, zero=zero, waiting=waiting, shared=shared)
     tied = TiedGradients(roots, split, group=mesh.get_group("pipeline")) if split else None
     slice_of = division.shard_of if division else None
     _materialise(model, roots, places, deferred.real, slice_of=slice_of, position=position, device=device)

@@ -21,17 +21,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from shoal.comm.collectives import ProcessGroup, Waiting, all_gather_into, reduce_scatter_into, start_sum
+from shoal.comm.shm.group import SharedGroup
 from shoal.parallel.torch_private import time_waits
 
 
 def apply_shard(
-    module: nn.Module, mesh: DeviceMesh, *, blocks: Iterable[nn.Module], zero: int, waiting: Waiting | None = None
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    blocks: Iterable[nn.Module],
+    zero: int,
+    waiting: Waiting | None = None,
+    shared: SharedGroup | None = None,
 ) -> FSDPModule:
     """Shard `module` over the axes (replicate, shard) of `mesh`: a group for each of `blocks`, one for the rest.
 
     In place; called by every worker. Gradients are summed, not averaged: the loss is scaled by weight before. Scalar
     parameters, which the engine refuses, stay whole: `sum_scalars` sums their gradients. `waiting` is entered while
-    the worker, or the GPU's stream that computes, waits for communication.
+    the worker, or the GPU's stream that computes, waits for communication. `shared`: the workers of the shard axis, where
+    they are processors of one host; shards then travel through its memory.
     """
     # torch warns of a root whose output is a view, as divided logits are: a hook would be lost if they were changed in
     # place. Nothing hangs on that hook, since the root stays gathered.
@@ -45,8 +53,8 @@ def apply_shard(
     for each in _sharded_modules(module):
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
-        each.set_custom_all_gather(_AllGather())  # type: ignore[arg-type]
-        each.set_custom_reduce_scatter(_ReduceScatter())  # type: ignore[arg-type]
+        each.set_custom_all_gather(_AllGather(shared))  # type: ignore[arg-type]
+        each.set_custom_reduce_scatter(_ReduceScatter(shared))  # type: ignore[arg-type]
         if waiting is not None:
             time_waits(each, waiting)
     return root  # type: ignore[no-any-return]
@@ -79,15 +87,22 @@ def _sharded_modules(module: nn.Module) -> list[FSDPModule]:
 class _Comm:
     """What both kinds of communication share: memory of their own for each call."""
 
+    def __init__(self, shared: SharedGroup | None) -> None:
+        self._shared = shared
+
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _AllGather(_Comm):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+        if self._shared is not None:
+            return self._shared.all_gather(output_tensor, input_tensor)
         return all_gather_into(output_tensor, input_tensor, group, async_op=async_op)
 
 
 class _ReduceScatter(_Comm):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
+        if self._shared is not None:
+            return self._shared.reduce_scatter(output_tensor, input_tensor)
         return reduce_scatter_into(output_tensor, input_tensor, group, op=op, async_op=async_op)

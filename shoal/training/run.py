@@ -16,14 +16,16 @@ from shoal.comm.rank import Rank
 from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
-from shoal.core.toml import read_toml
+from shoal.core.toml import read_toml, write_toml
 from shoal.data.loader import Loader, Part
 from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
+from shoal.sync.compressed import compress_shards
 from shoal.training.clock import StepClock
 from shoal.training.engine import build_engine
 from shoal.training.evaluate import evaluate
+from shoal.training.meeting import open_meeting, open_shards
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
 from shoal.training.pieces import Cutter
@@ -42,6 +44,7 @@ class Run:
         folder: RunFolder,
         *,
         rank: Rank,
+        store: Store | None,
         device: torch.device,
         log: EventLog,
         is_recorded: bool = False,
@@ -54,13 +57,34 @@ class Run:
         self._clock = StepClock(device)
         self._position = position_of(plan.mesh, rank.index)
         mesh = device_mesh(plan.mesh, device, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+        self._shards = open_shards(plan, self._position, rank=rank, store=store, device=device)
         self._state = build_state(
-            job, plan, position=self._position, mesh=mesh, device=device, waiting=self._clock.waiting
+            job,
+            plan,
+            position=self._position,
+            mesh=mesh,
+            device=device,
+            waiting=self._clock.waiting,
+            shared=self._shards,
         )
         if self._state.layout.why_whole:
             self._say(f"Each worker held the whole model while building it: {self._state.layout.why_whole}.")
         self._cutter = Cutter(job, plan, device=device, meets=self._state.layout.meets)
-        self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock)
+        parameters = self._state.layout.parameters.values()
+        self._meeting = open_meeting(
+            plan,
+            rank=rank,
+            store=store,
+            device=device,
+            gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
+            seed=job.seed,
+        )
+        if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
+            for root in self._state.layout.roots:
+                compress_shards(root, self._meeting.feedback)
+        if rank.index == 0:
+            write_toml(folder.communication_toml, self._meeting.communication)
+        self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock, meeting=self._meeting)
         self._recording = Recording(self._state.layout, self._position, folder.parameters) if is_recorded else None
         self._stepper = Stepper(
             self._state,
@@ -192,6 +216,9 @@ class Run:
     def close(self) -> None:
         """Close the files, and let go of the engine, which must not outlive the group (see `comm.group.joined`)."""
         self._metrics.close()
+        self._meeting.close()
+        if self._shards is not None:
+            self._shards.close()
         del self._stepper, self.engine, self._state, self._recording
 
 
@@ -217,7 +244,7 @@ def open_run(
     set_threads(rank)
     device = pick_device(rank)
     with joined(rank, store, device=device, timeout_s=plan.timeout_s):
-        run = Run(job, plan, folder, rank=rank, device=device, log=log, is_recorded=is_recorded)
+        run = Run(job, plan, folder, rank=rank, store=store, device=device, log=log, is_recorded=is_recorded)
         try:
             yield run
             run.finish()

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal.comm.collectives import Waiting
 from shoal.comm.mesh import Position
+from shoal.comm.shm.group import SharedGroup
 from shoal.core.errors import JobError
 from shoal.parallel.apply import apply_plan
 from shoal.parallel.layout import Layout
@@ -46,6 +47,7 @@ def build_state(
     mesh: DeviceMesh | None,
     device: torch.device,
     waiting: Waiting | None = None,
+    shared: SharedGroup | None = None,
 ) -> TrainState:
     """Build this worker's part of the job's model on `device`, and its optimizer and schedule.
 
@@ -62,6 +64,7 @@ def build_state(
         call=call,
         sample=_sample(job, plan) if plan.mesh.pipeline > 1 else None,
         waiting=waiting,
+        shared=shared,
     )
     call.layout = layout
     if not layout.all_names:

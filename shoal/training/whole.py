@@ -6,36 +6,39 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from shoal.parallel.apply import engine_of
 from shoal.parallel.exact.batch_norm import counting
 from shoal.parallel.layout import Layout
 from shoal.parallel.precision import precision_context
-from shoal.parallel.replicate import apply_replicate
 from shoal.parallel.shard import begin_micro_batch
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
-from shoal.sync.allreduce import AllReduce
 from shoal.training.clock import StepClock
+from shoal.training.meeting import Meeting
 from shoal.training.objective import Objective
 from shoal.training.pieces import Piece
+from shoal.training.replicas import Replicas
 from shoal.training.step import Losses
 
 
 class Whole:
     """Runs one micro-batch after the other through the whole model."""
 
-    def __init__(self, layout: Layout, job: Job, plan: Plan, *, device: torch.device, clock: StepClock) -> None:
+    def __init__(
+        self, layout: Layout, job: Job, plan: Plan, *, device: torch.device, clock: StepClock, meeting: Meeting
+    ) -> None:
         self._layout, self._job, self._plan = layout, job, plan
         self._device, self._clock = device, clock
         self._kind = engine_of(plan)
         compiles = plan.compile and plan.mesh.keeps_whole
-        self._objective = Objective(layout.model, job, carries_loss=self._kind == "ddp", compiles=compiles)
-        self._replica: Objective | DistributedDataParallel = self._objective
+        # A codec would round the loss, too.
+        carries_loss = self._kind == "ddp" and meeting.feedback is None
+        self._objective = Objective(layout.model, job, carries_loss=carries_loss, compiles=compiles)
+        self._replicas: Replicas | None = None
         if self._kind == "ddp":
-            self._replica = apply_replicate(self._objective, hook=AllReduce(on_bucket=clock.note).hook)
+            self._replicas = meeting.replicas(self._objective, clock=clock)
 
     def forward_backward(self, pieces: Sequence[Piece], scale: Callable[[Piece], float], step: int) -> Losses:
         """Leave this worker's slices of the global batch's gradient in the parameters."""
@@ -46,13 +49,9 @@ class Whole:
                 self._layout.dropout.begin(step=step, samples=piece.samples)
             with self._synchronised(is_last), counting(bool(piece.weight)):
                 with self._precision():
-                    loss = self._replica(piece, lambda piece=piece: scale(piece))
+                    loss = (self._replicas or self._objective)(piece, lambda piece=piece: scale(piece))
                 self._clock.mark("forward_s")
-                loss.backward()
-                if is_last and self._kind == "ddp":
-                    self._clock.mark_noted("backward_s", "comm_s")
-                else:
-                    self._clock.mark("backward_s")
+                self._backward(loss, is_last)
             losses.append(loss.detach())
         return Losses(torch.stack(losses), self._objective.take_global_loss())
 
@@ -65,12 +64,20 @@ class Whole:
                 scores.append(score(output, piece))
         return scores
 
+    def _backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        if self._replicas is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._replicas.backward(loss)
+            if is_last:
+                self._replicas.finish()
+                return
+        self._clock.mark("backward_s")
+
     def _precision(self) -> AbstractContextManager[object]:
         return precision_context(self._plan.precision, self._device, cache=self._kind != "fsdp")
 
     def _synchronised(self, is_last: bool) -> AbstractContextManager[object]:
         if self._kind == "fsdp":
             begin_micro_batch(cast(FSDPModule, self._layout.model), zero=self._plan.zero, is_last=is_last)
-        if is_last or isinstance(self._replica, Objective):
-            return nullcontext()
-        return cast(AbstractContextManager[object], self._replica.no_sync())
+        return nullcontext() if is_last or self._replicas is None else self._replicas.accumulating()

@@ -1,19 +1,37 @@
-"""What comm/ needs of torch in private: how long groups wait, and what DTensor remembers of groups that are gone."""
+"""What comm/ needs of torch in private.
 
+How long groups wait, what DTensor remembers of groups that are gone, which connections are Gloo's and how to end them.
+"""
+
+import os
+import socket
+import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shoal.comm.collectives import subgroup
+from shoal.comm.failure import is_peer_failure
 from shoal.comm.group import joined
 from shoal.comm.mesh import data_group, device_mesh
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
-from shoal.comm.torch_private import forget_meshes, timeout_of
+from shoal.comm.torch_private import (
+    backend_name,
+    calm_gloo,
+    end_operations,
+    forget_meshes,
+    gloo_sockets,
+    own_connection,
+    store_of,
+    timeout_of,
+)
 from shoal.spec.plan import Mesh
 from tests.support.ranks import RankPool
 
@@ -67,3 +85,66 @@ def test_without_forgetting_dtensor_goes_on_with_groups_that_are_gone(ranks: Ran
     for first, second in ranks.run(summed_in_two_groups, workers=4, forgets=False):
         assert first == 6.0
         assert "Could not resolve the process group registered under the name" in str(second)
+
+
+def carriers(rank: Rank) -> tuple[str, str, int, bytes]:
+    """Return who carries what, how many connections Gloo has, and what comes back from the group's store."""
+    store = connect(rank, timeout_s=60)
+    before = gloo_sockets() or []  # of groups that other tests have left in this process
+    with joined(rank, store, device=CPU, timeout_s=60), socket.create_server(("127.0.0.1", 0)) as server:
+        # Others' connections, which are not to be taken for Gloo's.
+        with socket.create_connection(server.getsockname()), server.accept()[0]:
+            found = gloo_sockets()
+        assert found is not None
+        assert set(before) < set(found)
+        own_connection(store_of(dist.group.WORLD)).set(f"key {rank.index}", "value")
+        names = [backend_name(dist.group.WORLD, torch.device(kind)) for kind in ("cpu", "cuda")]
+        return names[0], names[1], len(found) - len(before), store_of(dist.group.WORLD).get(f"key {rank.index}")
+
+
+def test_gloo_has_a_connection_to_each_other_worker_and_these_are_found(ranks: RankPool) -> None:
+    cpu, cuda, connections, value = zip(*ranks.run(carriers, workers=3), strict=True)
+    assert cpu == ("gloo",) * 3
+    assert set(cuda) <= {"", "gloo"}
+    assert connections == (2,) * 3
+    assert value == (b"value",) * 3
+
+
+def ended(rank: Rank, *, operation: str) -> bool:
+    """Return whether an operation that nobody answers fails as that of a lost worker does, when it is ended."""
+    store = connect(rank, timeout_s=60)
+    with joined(rank, store, device=CPU, timeout_s=60):
+        dist.barrier()
+        if rank.index == 1:
+            store.wait(["done"])
+            return True
+        thread = threading.Timer(0.5, end_operations)
+        thread.start()
+        with pytest.raises(RuntimeError) as raised:
+            getattr(dist, operation)(torch.zeros(3), **({"src": 1} if operation == "recv" else {}))
+        thread.join(60)
+        store.set("done", "")
+        return is_peer_failure(raised.value) and "Timed out" not in str(raised.value)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+def test_pending_operations_can_be_made_to_fail(ranks: RankPool, operation: str) -> None:
+    assert ranks.run(ended, workers=2, operation=operation) == [True, True]
+
+
+def policies(rank: Rank) -> dict[str, set[int]]:
+    """Return how threads are scheduled, by their names, once Gloo's are calmed."""
+    with joined(rank, connect(rank, timeout_s=60), device=CPU, timeout_s=60):
+        calm_gloo()
+        found: dict[str, set[int]] = {}
+        for thread in Path("/proc/self/task").iterdir():
+            name = (thread / "comm").read_text().strip()
+            found.setdefault(name, set()).add(os.sched_getscheduler(int(thread.name)))
+        return found
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="batch threads are Linux's")
+def test_gloos_threads_are_found_by_their_name_and_calmed_and_no_others(ranks: RankPool) -> None:
+    for found in ranks.run(policies, workers=2):
+        assert found.pop("gloo_tcp_loop") == {os.SCHED_BATCH}
+        assert set.union(*found.values()) == {os.SCHED_OTHER}

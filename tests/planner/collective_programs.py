@@ -78,22 +78,18 @@ def doubling_all_gather(index: int, workers: int) -> Program:
 
 
 def halving_doubling(index: int, workers: int) -> Program:
-    """Exchange half of all with the worker half of all away, then a quarter, ...; and the same backwards."""
-    core = strides(workers + 1)[-1]
-    yield from fold_in(index, workers, core, range(core))
-    if index < core:
-        for stride in strides(core)[::-1]:
-            partner = index ^ stride
-            yield [Send(partner, block(partner, stride)), Receive(partner, add=True)]
-        for stride in strides(core):
-            partner = index ^ stride
-            yield [Send(partner, block(index, stride)), Receive(partner)]
-    yield from fold_out(index, workers, core, range(core))
-
-
-def block(index: int, stride: int) -> range:
-    """Return the pieces of the `stride` workers that `index` is among."""
-    return range(index // stride * stride, index // stride * stride + stride)
+    """Parts in a circle, counted from one's own: those beyond half go to the worker half away; and so on, and back."""
+    halves = []
+    distance = workers
+    while distance > 1:
+        halves.append((distance, (distance + 1) // 2))
+        distance = (distance + 1) // 2
+    for distance, near in halves:
+        pieces = [(index + offset) % workers for offset in range(near, distance)]
+        yield [Send((index + near) % workers, pieces), Receive((index - near) % workers, add=True)]
+    for distance, near in halves[::-1]:
+        pieces = [(index + offset) % workers for offset in range(distance - near)]
+        yield [Send((index - near) % workers, pieces), Receive((index + near) % workers)]
 
 
 def recursive_doubling(index: int, workers: int) -> Program:

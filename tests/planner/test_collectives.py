@@ -53,16 +53,12 @@ def assert_same(cost: Cost, outcome: Outcome) -> None:
     assert cost.inside_bytes == pytest.approx(outcome.inside_bytes, rel=1e-12)
 
 
-def core(workers: int) -> int:
-    return 1 << (workers.bit_length() - 1)
-
-
 SIMULATED: dict[str, Callable[[int, float, Link], Outcome]] = {
     "parameter-server": lambda p, n, link: run_servers(1, p, n, link),
     "naive": lambda p, n, link: run_allreduce(programs.naive, 1, p, n, link),
     "tree": lambda p, n, link: run_allreduce(programs.tree, 1, p, n, link),
     "ring": lambda p, n, link: run_allreduce(programs.ring, p, p, n, link),
-    "halving-doubling": lambda p, n, link: run_allreduce(programs.halving_doubling, core(p), p, n, link),
+    "halving-doubling": lambda p, n, link: run_allreduce(programs.halving_doubling, p, p, n, link),
     "recursive-doubling": lambda p, n, link: run_allreduce(programs.recursive_doubling, 1, p, n, link),
 }
 BROADCASTS: dict[str, Callable[[int, float, Link], Outcome]] = {

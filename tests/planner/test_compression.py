@@ -13,31 +13,32 @@ from shoal.spec import plan
 from tests.planner import collective_programs as programs
 from tests.planner.message_simulation import Link, simulate
 
+TOPK_BYTES = 400e6 * (0.01 + 1 / 65536)
 SETTING = Setting(num_bytes=400e6, workers=16, link_bytes_per_s=1.25e9, latency_s=0.0, compute_s=0.3)
 
 
 def test_every_codec_of_a_plan_has_its_costs() -> None:
-    assert set(CODECS) == set(plan.CODECS)
+    assert set(CODECS) == set(plan.CODECS) - {"auto"}
 
 
 def test_the_example_of_the_module() -> None:
     verdict = weigh(CODECS["topk"], SETTING, encode_bytes_per_s=2e9, decode_bytes_per_s=2e9, iterations=1.1)
     assert verdict.original.step_s == pytest.approx(0.3 + 2 * 15 / 16 * 400e6 / 1.25e9)
-    assert verdict.compressed.exchange_s == pytest.approx(15 * 8e6 / 1.25e9)
+    assert verdict.compressed.exchange_s == pytest.approx(15 * TOPK_BYTES / 1.25e9)
     assert verdict.compressed.encode_s == pytest.approx(0.2)
-    assert verdict.compressed.decode_s == pytest.approx(16 * 8e6 / 2e9)
-    assert verdict.compressed.step_s == pytest.approx(0.66)
-    assert verdict.compressed.total_s == pytest.approx(0.66 * 1.1)
+    assert verdict.compressed.decode_s == pytest.approx(16 * TOPK_BYTES / 2e9)
+    assert verdict.compressed.step_s == pytest.approx(0.58, abs=1e-3)
+    assert verdict.compressed.total_s == pytest.approx(0.58 * 1.1, abs=1e-3)
     assert verdict.pays
-    assert verdict.break_even_iterations == pytest.approx(0.9 / 0.66)
+    assert verdict.break_even_iterations == pytest.approx(0.9 / 0.58, rel=1e-3)
 
 
 def test_gathering_what_is_encoded_costs_what_its_messages_cost() -> None:
-    """Each worker has its own 8 MB, one piece of 128 MB, and all must end with all of them."""
+    """Each worker has its own 4 MB, one piece of 64 MB, and all must end with all of them."""
     workers, link = SETTING.workers, Link(SETTING.link_bytes_per_s, 1e-4)
     held = [[1 << index if piece == index else 0 for piece in range(workers)] for index in range(workers)]
     everyone = [programs.doubling_all_gather(index, workers) for index in range(workers)]
-    outcome = simulate(everyone, held, workers * 8e6, lambda _a, _b: link)
+    outcome = simulate(everyone, held, workers * TOPK_BYTES, lambda _a, _b: link)
     side = exchange(CODECS["topk"], dataclasses.replace(SETTING, latency_s=1e-4))
     assert side.exchange_s == pytest.approx(outcome.seconds)
     assert side.bytes_per_worker == pytest.approx(outcome.bytes_per_worker)
@@ -45,24 +46,31 @@ def test_gathering_what_is_encoded_costs_what_its_messages_cost() -> None:
 
 def test_what_can_be_added_goes_through_an_all_reduce_in_the_codecs_number_of_rounds() -> None:
     setting = dataclasses.replace(SETTING, latency_s=1e-4, algorithms={"ring": allreduce.ring})
-    bf16, powersgd = exchange(CODECS["bf16"], setting), exchange(CODECS["powersgd"], setting)
-    assert bf16.exchange_s == pytest.approx(allreduce.ring(200e6, 16, 1.25e9, 1e-4).seconds)
+    powersgd = exchange(CODECS["powersgd"], setting)
     assert powersgd.exchange_s == pytest.approx(2 * allreduce.ring(400e6 / 256, 16, 1.25e9, 1e-4).seconds)
     assert powersgd.bytes_per_worker == pytest.approx(2 * 15 / 16 * 400e6 / 128)
-    assert (bf16.exchange, exchange(CODECS["int8"], setting).exchange) == ("ring", "all-gather")
+    assert powersgd.exchange == "ring"
 
 
-@pytest.mark.parametrize(("workers", "more"), [(7, False), (9, True)])
-def test_gathered_gradients_outweigh_the_all_reduce_beyond_2_over_the_ratio_workers(workers: int, more: bool) -> None:
-    setting = dataclasses.replace(SETTING, workers=workers, algorithms={"ring": allreduce.ring})
-    gathered, summed = exchange(CODECS["int8"], setting), exchange(CODECS["none"], setting)
-    assert (gathered.bytes_per_worker > summed.bytes_per_worker) == more
+def test_what_says_something_of_every_element_goes_in_slices() -> None:
+    setting = dataclasses.replace(SETTING, latency_s=1e-4)
+    for name, part in (("bf16", 1 / 2), ("int8", 1 / 4), ("int4", 1 / 8), ("sign", 1 / 32)):
+        side = exchange(CODECS[name], setting)
+        assert side.exchange == "slices"
+        assert side.bytes_per_worker == pytest.approx(2 * 15 / 16 * 400e6 * (part + 2 / 1024 * (name != "bf16")))
+        assert side.exchange_s == pytest.approx(30 * 1e-4 + side.bytes_per_worker / 1.25e9)
+
+
+@pytest.mark.parametrize(("workers", "gathers"), [(90, True), (110, False)])
+def test_with_too_many_workers_to_gather_sparse_gradients_go_in_slices(workers: int, gathers: bool) -> None:
+    side = exchange(CODECS["topk"], dataclasses.replace(SETTING, workers=workers))
+    assert (side.exchange == "all-gather") == gathers
 
 
 def test_what_is_decoded() -> None:
-    assert decoded_bytes(CODECS["bf16"], 100.0, 8) == 100, "the sum"
-    assert decoded_bytes(CODECS["int8"], 100.0, 8) == 800, "a whole gradient of each worker"
-    assert decoded_bytes(CODECS["topk"], 100.0, 8) == pytest.approx(16), "only what was sent"
+    assert decoded_bytes(CODECS["powersgd"], 100.0, 8) == 100, "the sum"
+    assert decoded_bytes(CODECS["int8"], 100.0, 8) == 187.5, "its slice of seven others, and the sums"
+    assert decoded_bytes(CODECS["topk"], 100.0, 8) == pytest.approx(8, rel=2e-3), "only what was sent"
 
 
 def test_nothing_to_gain_never_pays() -> None:
@@ -85,7 +93,9 @@ def test_only_what_is_exposed_counts() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    codec=st.builds(Codec, ratio=st.floats(0.001, 1), summable=st.booleans(), sparse=st.booleans()),
+    codec=st.builds(
+        Codec, ratio=st.floats(0.001, 1), travels=st.sampled_from(["summed", "sliced", "gathered", "sparse"])
+    ),
     workers=st.integers(1, 100),
     latency_s=st.floats(0, 1e-3),
     iterations=st.floats(0.9, 2),

@@ -76,9 +76,9 @@ def plan(batch: int | None = None, **fields: object) -> Plan:
             "sync.servers=5 for 4 workers: the servers live on the workers. Use at most 4.",
         ),
         (
-            plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="int8")),
-            "sync.codec='int8' with zero=2: a worker that holds a shard has no whole gradient to send. "
-            "Use zero=0 with mesh.shard=1.",
+            plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="powersgd")),
+            "sync.codec='powersgd' with zero=2: it needs whole gradients, and a worker has a slice of the sum. "
+            "Use zero=0, or one of bf16, int8, int4, sign, topk, threshold.",
         ),
         (
             plan(1, mesh=Mesh(replicate=3, pipeline=2)),
@@ -186,8 +186,8 @@ def test_the_parts_that_need_no_machine_refuse_on_their_own() -> None:
         check_model(plan(mesh=Mesh(tensor=3)), GPT)
     with pytest.raises(PlanError, match="does not divide the 8 samples"):
         check_batch(plan(3, mesh=Mesh(replicate=2, pipeline=2)), 16)
-    with pytest.raises(PlanError, match="has no whole gradient"):
-        check_sync(plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="int8")))
+    with pytest.raises(PlanError, match="needs whole gradients"):
+        check_sync(plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="powersgd")))
 
 
 @pytest.mark.parametrize(

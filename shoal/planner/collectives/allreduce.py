@@ -11,8 +11,8 @@ With p workers, n bytes, a = latency_s, b = 1 / link_bytes_per_s, lg = log2, q =
     naive                         2 (p-1) (a + n b)
     tree                          2 ceil(lg p) (a + n b)
     ring                          2 (p-1) (a + n/p b)
-    halving-doubling              2 lg q a + 2 (q-1)/q n b    and, where q < p, 2 (a + n b) to fold the others in
-    recursive doubling            lg q (a + n b)              likewise
+    halving-doubling              2 ceil(lg p) a + 2 (p-1)/p n b
+    recursive doubling            lg q (a + n b)              and, where q < p, 2 (a + n b) to fold the others in
     two-level, g in a node        ring of n bytes among g, then ring of n/g bytes among the p/g nodes
     ideal                         at least ceil(lg p) a, and at least 2 (p-1)/p n b
 
@@ -97,15 +97,12 @@ def ring(num_bytes: float, workers: int, link_bytes_per_s: float, latency_s: flo
 
 
 def halving_doubling(num_bytes: float, workers: int, link_bytes_per_s: float, latency_s: float) -> Cost:
-    """Return the cost of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
+    """Return the cost of a reduce-scatter by halves and an all-gather by doubling, for any number of workers.
 
-    Where the workers are no power of two, each one too many first sends all it has to another, and is sent the sum.
+    Parts stand in a circle, and distances come from halving p, rounded up: see comm/algorithms/halving_doubling.py.
     """
-    core, folds = _power_of_two(workers)
-    core_bytes = 2 * (core - 1) / core * num_bytes
-    steps = 2 * _doublings(core) + 2 * folds
-    seconds = steps * latency_s + (core_bytes + 2 * folds * num_bytes) / link_bytes_per_s
-    return Cost(steps, core_bytes + folds * num_bytes, seconds)
+    half = doubling_all_gather(num_bytes, workers, link_bytes_per_s, latency_s)
+    return Cost(2 * half.steps, 2 * half.bytes_per_worker, 2 * half.seconds)
 
 
 def recursive_doubling(num_bytes: float, workers: int, link_bytes_per_s: float, latency_s: float) -> Cost:

@@ -8,13 +8,15 @@ encoded and decoded in each step, and may need more steps.
 
 Exposed is what does not hide behind `overlap_s` of computing. How encoded gradients are exchanged depends on the codec:
 
-1. Those that can be added while encoded go through an all-reduce, and their sum is decoded once (bf16, PowerSGD).
-2. Others are gathered: each worker receives those of all p, (p-1) ratio n bytes, and decodes them (top-k, int8). At
-   p > 2 / ratio this moves more bytes than the all-reduce that it replaces.
+1. Those that can be added while encoded go through an all-reduce, and their sum is decoded once (PowerSGD).
+2. Dense ones (bf16, int8, int4, sign) go in slices: worker j is sent slice j by all, adds them up, encodes the sum, and
+   all gather that: 2 (p-1)/p ratio n bytes. For 2 workers it is the same as to gather.
+3. Sparse ones (top-k, threshold) are gathered: each worker receives those of all p, (p-1) ratio n bytes, and decodes
+   them; or they go in slices in bf16, where that is less.
 
 Example: 400 MB, 16 workers, 10 Gb/s, a step of 300 ms. The all-reduce takes 600 ms, so T_orig = 900 ms. The top 1% of
-the values with their places are 8 MB: 96 ms to gather. With 200 ms to encode (2 GB/s) and 64 to decode, T_comp =
-660 ms. It pays if it needs less than 1.36 times as many steps.
+the values with their places are 4 MB: 48 ms to gather. With 200 ms to encode (2 GB/s) and 32 to decode, T_comp =
+580 ms. It pays if it needs less than 1.55 times as many steps.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather
+from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather, ring_all_gather
 from shoal.planner.collectives.winners import changes, fastest_allreduce
 
 SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e15
@@ -36,24 +38,35 @@ class Codec:
 
     ratio: float
     """Encoded bytes over bytes of the gradient in float32."""
-    summable: bool
-    """Whether encoded gradients can be added: then they go through an all-reduce, otherwise all are gathered."""
+    travels: str
+    """summed: through an all-reduce, while encoded; sliced; gathered; sparse: gathered, or sliced in bf16."""
     rounds: int = 1
     """All-reduces of a step, of equal size, each waiting for the one before."""
-    sparse: bool = False
-    """Whether decoding touches only what was sent; otherwise it writes a whole gradient."""
 
+    def __post_init__(self) -> None:
+        assert self.travels in ("summed", "sliced", "gathered", "sparse"), self.travels
+
+
+_SCALE_BYTES = 2 / 256
+"""What a block's scale adds to each of its elements (compress/bucket.py)."""
 
 CODECS = {
-    "none": Codec(ratio=1.0, summable=True),
-    "bf16": Codec(ratio=0.5, summable=True),
-    # A scale for each gradient: two of them cannot be added as they are.
-    "int8": Codec(ratio=0.25, summable=False),
-    # The largest 1% of the values, 4 bytes each, and as much for where they are.
-    "topk": Codec(ratio=0.02, summable=False, sparse=True),
+    "none": Codec(ratio=1.0, travels="summed"),
+    "bf16": Codec(ratio=0.5, travels="sliced"),
+    "int8": Codec(ratio=(1 + _SCALE_BYTES) / 4, travels="sliced"),
+    "int4": Codec(ratio=(1 / 2 + _SCALE_BYTES) / 4, travels="sliced"),
+    "sign": Codec(ratio=(1 / 8 + _SCALE_BYTES) / 4, travels="sliced"),
+    # The largest 1% of the values, 2 bytes each, as much for where they are, and a count for every 65,536 elements.
+    "topk": Codec(ratio=0.01 + 1 / 65536, travels="sparse"),
+    "threshold": Codec(ratio=0.01 + 1 / 65536, travels="sparse"),
     # Rank 4 of matrices of 1024 x 1024: 4 * (1024 + 1024) / 1024^2. First P is summed, then Q (Vogels et al., 2019).
-    "powersgd": Codec(ratio=1 / 128, summable=True, rounds=2),
+    "powersgd": Codec(ratio=1 / 128, travels="summed", rounds=2),
 }
+
+
+def codec_of(name: str) -> Codec:
+    """Return the codec of a plan; auto counts as none: whether one pays is known when the link has been measured."""
+    return CODECS["none" if name == "auto" else name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +186,7 @@ def weigh(
 
 def exchange(codec: Codec, setting: Setting) -> Side:
     """Return a step whose gradients travel as `codec` leaves them; what encoding and decoding take is not in it."""
-    name, seconds, sent_bytes = (_sum if codec.summable else _gather)(codec, setting)
+    name, seconds, sent_bytes = _TRAVELS[codec.travels](codec, setting)
     return Side(
         compute_s=setting.compute_s,
         exchange=name,
@@ -184,9 +197,12 @@ def exchange(codec: Codec, setting: Setting) -> Side:
 
 
 def decoded_bytes(codec: Codec, num_bytes: float, workers: int) -> float:
-    """Return what a worker decodes in a step: one sum, or the gradient of every worker."""
-    touched_bytes = num_bytes * codec.ratio if codec.sparse else num_bytes
-    return touched_bytes if codec.summable else touched_bytes * workers
+    """Return what a worker decodes in a step: one sum; its slice of all, and the sums; or what all have sent."""
+    if codec.travels == "sparse":
+        return num_bytes * codec.ratio * workers
+    if codec.travels == "gathered":
+        return num_bytes * workers
+    return num_bytes if codec.travels == "summed" else num_bytes * (1 + (workers - 1) / workers)
 
 
 def _sum(codec: Codec, setting: Setting) -> tuple[str, float, float]:
@@ -204,6 +220,21 @@ def _gather(codec: Codec, setting: Setting) -> tuple[str, float, float]:
     all_bytes = setting.num_bytes * codec.ratio * setting.workers
     cost = doubling_all_gather(all_bytes, setting.workers, setting.link_bytes_per_s, setting.latency_s)
     return "all-gather", cost.seconds, cost.bytes_per_worker
+
+
+def _slice(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    half = ring_all_gather(
+        setting.num_bytes * codec.ratio, setting.workers, setting.link_bytes_per_s, setting.latency_s
+    )
+    return "slices", 2 * half.seconds, 2 * half.bytes_per_worker
+
+
+def _sparse(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    dense = CODECS["bf16"]
+    return _gather(codec, setting) if codec.ratio * setting.workers <= 2 * dense.ratio else _slice(dense, setting)
+
+
+_TRAVELS = {"summed": _sum, "gathered": _gather, "sliced": _slice, "sparse": _sparse}
 
 
 def _ranges(found: list[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:

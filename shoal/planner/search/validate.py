@@ -14,7 +14,7 @@ from shoal.planner.memory.peak import Peak, needed_bytes, peak
 from shoal.planner.search.shares import cut_batch
 from shoal.planner.stages import cut_into_stages, most_pieces
 from shoal.planner.time.schedules import runs_interleaved
-from shoal.spec.plan import Mesh, Plan
+from shoal.spec.plan import CODECS, WHOLE_CODECS, Mesh, Plan
 from shoal.spec.profile import Profile
 
 
@@ -176,6 +176,9 @@ def check_sync(plan: Plan) -> None:
     if sync.mode == "all-reduce" and sync.codec == "none":
         return
     what = f"sync.mode={sync.mode!r}" if sync.mode != "all-reduce" else f"sync.codec={sync.codec!r}"
+    if plan.zero and sync.mode == "all-reduce":
+        _check_sharded_codec(plan)
+        return
     if plan.zero:
         raise PlanError(
             f"{what} with zero={plan.zero}: a worker that holds a shard has no whole gradient to send. "
@@ -188,6 +191,22 @@ def check_sync(plan: Plan) -> None:
         raise PlanError(
             f"sync.servers={sync.servers} for {_replicas(mesh)}: the servers live on the workers. "
             f"Use at most {mesh.replicate}."
+        )
+
+
+def _check_sharded_codec(plan: Plan) -> None:
+    """Raise PlanError where FSDP2 has no entry for the codec."""
+    sync, mesh = plan.sync, plan.mesh
+    if sync.codec in WHOLE_CODECS:
+        others = ", ".join(name for name in CODECS if name not in (*WHOLE_CODECS, "none", "auto"))
+        raise PlanError(
+            f"sync.codec={sync.codec!r} with zero={plan.zero}: it needs whole gradients, and a worker has a slice "
+            f"of the sum. Use zero=0, or one of {others}."
+        )
+    if mesh.replicate > 1:
+        raise PlanError(
+            f"sync.codec={sync.codec!r} with mesh.replicate={mesh.replicate} beside mesh.shard={mesh.shard}: FSDP2 "
+            "sums over the copies by itself, without an entry for a codec. Use mesh.replicate=1, or codec='none'."
         )
 
 

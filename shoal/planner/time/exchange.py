@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.planner.collectives.allreduce import parameter_server
-from shoal.planner.collectives.compression import CODECS, Codec, decoded_bytes
+from shoal.planner.collectives.compression import Codec, codec_of, decoded_bytes
 from shoal.planner.engine import frees_parameters, scatters_after, scatters_each
 from shoal.planner.time.traffic import Group, Groups
 from shoal.spec.plan import Plan
@@ -56,7 +56,7 @@ def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Ex
 
 
 def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:
-    codec = CODECS[plan.sync.codec]
+    codec = codec_of(plan.sync.codec)
     seconds, inside, between = _summed(codec, group, held.gradient_bytes)
     shown_s = seconds
     if overlaps:
@@ -66,7 +66,7 @@ def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchang
 
 
 def _server(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001
-    encoded_bytes = CODECS[plan.sync.codec].ratio * held.gradient_bytes
+    encoded_bytes = codec_of(plan.sync.codec).ratio * held.gradient_bytes
     cost = parameter_server(encoded_bytes, group.size, *group.slowest, servers=plan.sync.servers)
     inside = encoded_bytes * (group.local - 1) / max(1, group.size - 1)
     return Exchange(cost.seconds + _coding_s(plan, held, 1), inside, encoded_bytes - inside)
@@ -74,7 +74,7 @@ def _server(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  
 
 def _local(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001
     every = plan.sync.local_steps
-    seconds, inside, between = _summed(CODECS[plan.sync.codec], group, held.parameter_bytes)
+    seconds, inside, between = _summed(codec_of(plan.sync.codec), group, held.parameter_bytes)
     return Exchange((seconds + _coding_s(plan, held, group.size)) / every, inside / every, between / every)
 
 
@@ -88,7 +88,7 @@ _MODES: dict[str, Callable[[Plan, Group, Held, bool], Exchange]] = {
 def _summed(codec: Codec, group: Group, num_bytes: float) -> tuple[float, float, float]:
     """Return the seconds, and the bytes sent inside and between nodes, until all have the sum."""
     encoded_bytes = codec.ratio * num_bytes
-    if codec.summable:
+    if codec.travels in ("summed", "sliced"):
         inside, between = group.gather_bytes(2 * encoded_bytes)
         return codec.rounds * group.all_reduce_s(encoded_bytes / codec.rounds), inside, between
     all_bytes = encoded_bytes * group.size
@@ -96,9 +96,9 @@ def _summed(codec: Codec, group: Group, num_bytes: float) -> tuple[float, float,
 
 
 def _coding_s(plan: Plan, held: Held, workers: int) -> float:
-    if plan.sync.codec == "none":
+    if plan.sync.codec in ("none", "auto"):
         return 0.0
-    codec = CODECS[plan.sync.codec]
+    codec = codec_of(plan.sync.codec)
     touched_bytes = held.gradient_bytes + decoded_bytes(codec, held.gradient_bytes, workers)
     return touched_bytes / held.memory_bytes_per_s
 
@@ -106,11 +106,12 @@ def _coding_s(plan: Plan, held: Held, workers: int) -> float:
 def _zero(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange:
     shard, replicate = groups.shard, groups.replicate
     part_bytes = held.gradient_bytes / shard.size
-    reduce_s = shard.gather_s(held.gradient_bytes) + replicate.all_reduce_s(part_bytes)
+    scattered_bytes = codec_of(plan.sync.codec).ratio * held.gradient_bytes
+    reduce_s = shard.gather_s(scattered_bytes) + replicate.all_reduce_s(part_bytes)
     gather_s = shard.gather_s(held.parameter_bytes)
     reduces = held.micro_batches if scatters_each(plan) else 1
     gathers = 2 * held.micro_batches if frees_parameters(plan) else 1
-    inside, between = shard.gather_bytes(gathers * held.parameter_bytes + reduces * held.gradient_bytes)
+    inside, between = shard.gather_bytes(gathers * held.parameter_bytes + reduces * scattered_bytes)
     more_inside, more_between = replicate.gather_bytes(2 * reduces * part_bytes)
 
     def shown_s(seconds: float, beside_s: float) -> float:
@@ -122,4 +123,5 @@ def _zero(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange
     else:
         each_s = reduce_s if scatters_after(plan) else shown_s(reduce_s, held.backward_s)
         seconds = shown_s(gather_s, held.forward_s) + reduces * each_s
+    seconds += reduces * _coding_s(plan, held, shard.size)
     return Exchange(seconds, inside + more_inside, between + more_between)

@@ -1,0 +1,159 @@
+"""All-reduces over slow links, measured beside what the planner predicts from the measured link, and Gloo's own.
+
+    python benchmarks/slow_links.py [--workers 4] [--rates 1gbit 100mbit] [--json FILE]
+
+Hosts are network namespaces of this machine with shaped links (tests/support/hosts.py), so it needs root, and Linux. It
+takes about 4 minutes. For each size: the seconds of every algorithm (the slowest worker's; the median of rounds in
+which they take turns), its prediction, whether the planner's choice is the fastest measured or within 5% of it, and how
+far ring and halving-doubling are from 2 (p-1)/p n / bandwidth.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: tests/ is beside benchmarks/
+
+SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+NOISE = 0.05
+BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
+TIMEOUT_S = 300.0
+NAMES = ("naive", "tree", "ring", "halving-doubling", "recursive-doubling")
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"], choices=BITS_PER_S)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest message")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(**json.loads(options.worker))
+        return
+    found = [measure(rate, options.workers, options.largest) for rate in options.rates]
+    for figures in found:
+        show(figures)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def measure(rate: str, workers: int, largest: int) -> dict[str, Any]:
+    """Return what worker 0 of `workers` hosts says, joined by links of `rate`."""
+    from shoal.comm.store import host_store
+    from tests.support.hosts import hosts
+
+    last = min(largest, SIZES[-1] if rate == "1gbit" else SIZES[-2])
+    with hosts(count=workers, rate=rate) as cluster:
+        store, port = host_store(host=cluster.machine, timeout_s=TIMEOUT_S)
+        told = {"host": cluster.machine, "port": port, "workers": workers}
+        sizes = [size for size in SIZES if size <= last]
+        processes = [
+            cluster.start(
+                index,
+                [sys.executable, __file__, "--worker", json.dumps({**told, "index": index, "sizes": sizes})],
+                stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for index in range(workers)
+        ]
+        said = processes[0].communicate(timeout=2 * TIMEOUT_S)[0]
+        del store
+    return {"rate": rate, "workers": workers, **json.loads(said)}
+
+
+def work(host: str, port: int, workers: int, index: int, sizes: list[int]) -> None:
+    """Be a worker; worker 0 prints the figures."""
+    import torch
+    import torch.distributed as dist
+
+    from shoal.comm.algorithms import ALL_REDUCE, Wire
+    from shoal.comm.group import joined
+    from shoal.comm.pairs import gather_hosts, measure_links
+    from shoal.comm.rank import Rank
+    from shoal.comm.store import connect
+
+    torch.set_num_threads(1)
+    rank = Rank(index, workers, 0, 1, host, port, store_is_hosted=True)
+    with joined(rank, connect(rank, timeout_s=TIMEOUT_S), device=torch.device("cpu"), timeout_s=TIMEOUT_S):
+        assert dist.group.WORLD is not None
+        wire = Wire(dist.group.WORLD)
+        functions = {name: (lambda tensor, f=ALL_REDUCE[name]: f(tensor, wire)) for name in NAMES}
+        functions["gloo"] = dist.all_reduce
+        links = [measure_links(wire, gather_hosts(wire, timeout_s=60)).between for _ in range(3)]
+        seconds = {}
+        for size in sizes:
+            tensor = torch.zeros(size // 4)
+            seconds[size] = turns(functions, tensor)
+    latencies, rates = zip(*((link.latency_s, link.bytes_per_s) for link in links if link), strict=True)
+    if index == 0:
+        medians = {"latency_s": statistics.median(latencies), "bytes_per_s": statistics.median(rates)}
+        print(json.dumps({**medians, "latencies_s": latencies, "rates": rates, "seconds": seconds}))
+
+
+def turns(functions: dict[str, Any], tensor: Any) -> dict[str, float]:
+    """Return the seconds of each function on `tensor`, all of which take turns."""
+    rough = {name: timed(function, tensor, calls=2) for name, function in functions.items()}
+    rounds = 9 if tensor.numel() <= 1 << 18 else 3
+    calls = {name: max(1, min(30, round(0.1 / seconds))) for name, seconds in rough.items()}
+    times = [
+        {name: timed(function, tensor, calls[name]) for name, function in functions.items()} for _ in range(rounds)
+    ]
+    return {name: statistics.median(turn[name] for turn in times) for name in functions}
+
+
+def timed(function: Any, tensor: Any, calls: int) -> float:
+    """Return the seconds of one of `calls` calls, until the last worker has done them; the same on all workers."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    begin_s = time.perf_counter()
+    for _ in range(calls):
+        function(tensor)
+    took = torch.tensor([(time.perf_counter() - begin_s) / calls], dtype=torch.float64)
+    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+    return float(took.item())
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the table of one rate."""
+    from shoal.planner.collectives.allreduce import ALLREDUCE
+    from shoal.planner.collectives.winners import fastest_allreduce
+
+    workers, rate, latency_s = figures["workers"], figures["bytes_per_s"], figures["latency_s"]
+    forms = {name: ALLREDUCE[name] for name in NAMES}
+    print(f"\n{figures['rate']}, {workers} hosts: {rate / 1e6:.1f} MB/s and {latency_s * 1e6:.0f} us between two")
+    print(
+        f"{'':>8}"
+        + "".join(f"{name:>20}" for name in (*NAMES, "gloo"))
+        + f"{'ring/bound':>12}{'h-d/bound':>11}  choice"
+    )
+    good = 0
+    for size, seconds in ((int(size), seconds) for size, seconds in figures["seconds"].items()):
+        choice, _ = fastest_allreduce(size, workers, rate, latency_s, algorithms=forms)
+        best = min(NAMES, key=lambda name: seconds[name])
+        is_good = seconds[choice] <= seconds[best] * (1 + NOISE)
+        good += is_good
+        bound_s = 2 * (workers - 1) / workers * size * 8 / BITS_PER_S[figures["rate"]]
+        cells = [
+            f"{seconds[name] * 1e3:9.2f} ({forms[name](size, workers, rate, latency_s).seconds * 1e3:8.2f})"
+            for name in NAMES
+        ]
+        verdict = "" if is_good else f", but {best} is the fastest by {seconds[choice] / seconds[best] - 1:.0%}"
+        print(
+            f"{size >> 10:>6}KB " + " ".join(cells) + f"{seconds['gloo'] * 1e3:20.2f}"
+            f"{seconds['ring'] / bound_s:12.2f}{seconds['halving-doubling'] / bound_s:11.2f}  {choice}{verdict}"
+        )
+    print(f"ms measured (predicted). The planner's choice is the fastest at {good} of {len(figures['seconds'])} sizes.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Running an algorithm: the pieces of its steps sent, received and added, over a wire.
+
+Over Gloo, for each step:
+
+1. the receives of the *next* step are started, so that what arrives early finds its place: Gloo sends nothing before
+   the receiver has said where to, and that costs a message;
+2. the sends of this step that are still to be made are started, once those of the step before have left;
+3. in the order of the pieces, each is awaited and added, and what it unlocks is sent on. The engine's thread receives
+   the following pieces meanwhile.
+
+What is received to be added lies in one of two buffers, in turn. What replaces is received in its place: nobody can
+send the final value of a number before it has got all that this worker sends of it.
+
+Additions take the value of the lower worker first, so that two workers who exchange sums get the same, to the last bit.
+Over NCCL each step is one batch, and additions follow in the stream's order.
+
+Small tensors are copied into memory that the wire keeps, with all parts of it cut out once: for 4 KB, cutting them out
+each time takes as long as sending them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.comm.algorithms.steps import Piece, PieceStep, Schedule, compiled
+from shoal.comm.algorithms.wire import Wait, Wire
+
+SMALL_BYTES = 64 << 10
+_KEPT = 64
+"""How many small tensors' worth of memory a wire keeps; training sums few different sizes."""
+
+
+class _Departure(NamedTuple):
+    """A piece to send: its bytes, to whom, and its tag."""
+
+    data: Tensor
+    other: int
+    tag: int
+
+
+class _Arrival(NamedTuple):
+    """A piece to receive, the two terms and the sum if it is to be added, and what can be sent then."""
+
+    data: Tensor
+    other: int
+    tag: int
+    terms: tuple[Tensor, Tensor, Tensor] | None
+    unlocks: list[_Departure]
+
+
+class _Cut(NamedTuple):
+    """A step with its tensors cut out; `sends` are those that nothing of the step before unlocks."""
+
+    sends: list[_Departure]
+    receives: list[_Arrival]
+    all_sends: list[_Departure]
+
+
+class Kept(NamedTuple):
+    """Memory for a small tensor, and the steps on it."""
+
+    numbers: Tensor
+    steps: list[_Cut]
+
+
+def run(schedule: Schedule, tensor: Tensor, wire: Wire) -> None:
+    """Do what `schedule` says to `tensor`, in place. Called by every worker of `wire`, with equal shapes.
+
+    If a worker is gone, raises PeerLost; `tensor` is then undefined.
+    """
+    with wire.carried(tensor) as numbers:
+        runs = _run_batches if wire.is_batched and numbers.is_cuda else _run_pieces
+        if numbers.numel() * numbers.element_size() <= SMALL_BYTES:
+            kept = _kept(schedule, numbers, wire)
+            kept.numbers.copy_(numbers)
+            runs(kept.steps, wire)
+            numbers.copy_(kept.numbers)
+        else:
+            steps = _compiled(schedule, numbers, wire)
+            most = [max((step.added for step in steps[turn::2]), default=0) for turn in (0, 1)]
+            buffers = [wire.scratch(turn, most[turn] * numbers.element_size(), numbers.device) for turn in (0, 1)]
+            runs(_cut_out(steps, numbers, buffers, wire.index), wire)
+
+
+def _kept(schedule: Schedule, like: Tensor, wire: Wire) -> Kept:
+    """Return the memory that `wire` keeps for `schedule` on tensors as `like`."""
+    key = (schedule, like.numel(), like.dtype, like.device)
+    found = wire.kept.get(key)
+    if found is None:
+        steps, numbers = _compiled(schedule, like, wire), torch.empty_like(like)
+        num_bytes = max((step.added for step in steps), default=0) * like.element_size()
+        buffers = [torch.empty(num_bytes, dtype=torch.uint8, device=like.device) for _ in range(2)]
+        if len(wire.kept) >= _KEPT:
+            wire.kept.clear()
+        wire.kept[key] = found = Kept(numbers, _cut_out(steps, numbers, buffers, wire.index))
+    return found
+
+
+def _compiled(schedule: Schedule, numbers: Tensor, wire: Wire) -> tuple[PieceStep, ...]:
+    piece_numel = max(1, wire.piece_bytes // numbers.element_size())
+    return compiled(schedule, wire.index, wire.count, numbers.numel(), piece_numel)
+
+
+def _cut_out(steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tensor], index: int) -> list[_Cut]:
+    data, size, made = numbers.view(torch.uint8), numbers.element_size(), list[_Cut]()
+
+    def departure(piece: Piece) -> _Departure:
+        return _Departure(data[piece.begin * size : piece.end * size], piece.other, piece.tag)
+
+    for turn, step in enumerate(steps):
+        used, receives = 0, []
+        for piece in step.receives:
+            unlocks = [departure(later) for later in piece.unlocks]
+            mine, terms = data[piece.begin * size : piece.end * size], None
+            if piece.adds:
+                place, used = buffers[turn % 2][used : used + mine.numel()], used + mine.numel()
+                total, received = mine.view(numbers.dtype), place.view(numbers.dtype)
+                terms = (received, total, total) if piece.other < index else (total, received, total)
+                mine = place
+            receives.append(_Arrival(mine, piece.other, piece.tag, terms, unlocks))
+        all_sends = [(piece, departure(piece)) for piece in step.sends]
+        sends = [cut for piece, cut in all_sends if piece not in step.locked]
+        made.append(_Cut(sends, receives, [cut for _, cut in all_sends]))
+    return made
+
+
+def _run_pieces(steps: Sequence[_Cut], wire: Wire) -> None:
+    leaving: list[Wait] = []
+    awaited = _receive(steps, 0, wire)
+    for number, step in enumerate(steps):
+        following = _receive(steps, number + 1, wire)
+        if step.sends:
+            _wait(leaving)
+            leaving = [wire.send(data, other, tag=tag) for data, other, tag in step.sends]
+        for arrival, wait in zip(step.receives, awaited, strict=True):
+            wait()
+            _add(arrival)
+            leaving += [wire.send(data, other, tag=tag) for data, other, tag in arrival.unlocks]
+        awaited = following
+    _wait(leaving)
+
+
+def _receive(steps: Sequence[_Cut], number: int, wire: Wire) -> list[Wait]:
+    """Start the receives of step `number`, if there is one; return how to await each."""
+    if number >= len(steps):
+        return []
+    return [wire.receive(arrival.data, arrival.other, tag=arrival.tag) for arrival in steps[number].receives]
+
+
+def _run_batches(steps: Sequence[_Cut], wire: Wire) -> None:
+    for step in steps:
+        wire.exchange(
+            [(data, other) for data, other, _ in step.all_sends],
+            [(arrival.data, arrival.other) for arrival in step.receives],
+        )
+        for arrival in step.receives:
+            _add(arrival)
+
+
+def _add(arrival: _Arrival) -> None:
+    if arrival.terms is not None:
+        first, second, total = arrival.terms
+        torch.add(first, second, out=total)
+
+
+def _wait(waits: Sequence[Wait]) -> None:
+    for wait in waits:
+        wait()

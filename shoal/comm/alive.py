@@ -1,0 +1,283 @@
+"""Who is still there: every worker beats in the rendezvous store, and whoever falls silent is named to all.
+
+An engine cannot tell. Gloo blames the neighbour whose connection closed, who may only have given up because of another,
+and a worker that waits for somebody else hangs until the group's timeout. So, in threads of every worker:
+
+1. twice a second it writes its beat into the store and reads the beats of the 16 workers after it, and the verdict;
+2. a worker whose beat has not moved for `silent_s` is written into the verdict, once: the first one to write wins, so
+   all survivors name the same. The launcher, who sees a process end, writes there at once (`report_gone`), and so does
+   a worker that fails by itself. One that leaves in order says so, and is not missed;
+3. when there is a verdict, pending operations of all groups are made to fail, and later ones, too (Gloo may let one
+   wait for the group's timeout that is in the middle of a message: `Watch.wait` does not);
+4. the error that the main thread then gets is replaced by PeerLost with the verdict (`blame`, the end of `watching`);
+5. a worker to whom the store does not answer looks around, by connecting: if the store's host answers, whoever hosts
+   the store hangs; if another worker's host does, that of the store is cut off; if nobody does, it is cut off itself.
+
+Example: worker 5 of 8 is stopped in an all-reduce. Workers 4 and 6 hang in it, the others wait for these. After 3 s the
+first of them to look finds beat 5 where it was, and writes "worker 5 (node-2) has been silent for 3.0 s". Within
+another half second all seven raise that. Worker 5, once continued, learns that it was given up.
+
+A thread that holds Python's lock for longer than `silent_s` silences its worker: give more where that happens.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from shoal.comm.failure import is_peer_failure
+from shoal.comm.rank import Rank
+from shoal.comm.reach import ASKED_HOSTS, LOOK_AROUND_S, address_towards, answers
+from shoal.comm.torch_private import end_operations, own_connection
+from shoal.comm.waiter import Waiter
+from shoal.core.errors import PeerLost, Stopped
+
+BEAT_S = 0.5
+SILENT_S = 3.0
+WATCHED = 16
+"""How many workers each one looks after: so many must die at once for one to go unnoticed until the next is named."""
+_PREFIX, _VERDICT, _LEFT = "alive", "verdict", "left"
+
+
+@contextmanager
+def watching(store: dist.Store, rank: Rank, *, timeout_s: float, silent_s: float = SILENT_S) -> Iterator["Watch"]:
+    """Watch the other workers, and be watched by them, for the length of a `with` block. Called by every worker.
+
+    An error inside that is the echo of a lost worker is raised as PeerLost that names it. `timeout_s` is that of the
+    groups: a worker counts as lost after `silent_s`, or half of `timeout_s` where that is less.
+    """
+    watch = Watch(store, rank, timeout_s=timeout_s, silent_s=min(silent_s, timeout_s / 2))
+    try:
+        yield watch
+    except Exception as error:
+        blamed = watch.blame(error)
+        if blamed is None and not isinstance(error, Stopped) and not is_peer_failure(error):
+            watch.report(f"{watch.name(rank.index)} failed: {type(error).__name__}: {error}")
+        if blamed is None or blamed is error:
+            raise
+        raise blamed from error
+    finally:
+        watch.close()
+
+
+def report_gone(store: dist.Store, worker: int, why: str) -> None:
+    """Tell all workers that `worker` is gone, and `why`, as "was killed by SIGKILL". Called by whoever knows it."""
+    shared = dist.PrefixStore(_PREFIX, store)
+    who = json.loads(shared.get(_who_is(worker))) if shared.check([_who_is(worker)]) else {"host": "not there yet"}
+    shared.compare_set(_VERDICT, "", f"worker {worker} ({who['host']}) {why}")
+
+
+class Watch:
+    """The threads of one worker that beat and look after others. `lost` is the verdict, or None as long as all is well.
+
+    Ended by `close`.
+    """
+
+    def __init__(self, store: dist.Store, rank: Rank, *, timeout_s: float, silent_s: float = SILENT_S) -> None:
+        """Meet the others, who are waited for at most `timeout_s`, and start watching them."""
+        self.lost: str | None = None
+        self._rank = rank
+        self._silent_s = silent_s
+        self._address = address_towards(rank.store_host, rank.store_port)
+        self._decided, self._closing = threading.Event(), threading.Event()
+        self._answers = 0
+        self._waiter = Waiter()
+        self._store = dist.PrefixStore(_PREFIX, own_connection(store))  # a connection of its own: a call may block it
+        self._store.set(_who_is(rank.index), json.dumps({"host": _hostname(), "address": self._address}))
+        self._store.compare_set(_VERDICT, "", "")
+        self._store.set(_beat_of(rank.index), "0")
+        self._others = self._met(_after(rank.index, rank.workers), timeout_s)
+        self._threads = [
+            threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True)
+            for target in (self._keep_beating, self._mind_the_store)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def check(self) -> None:
+        """Raise PeerLost if somebody is lost."""
+        error = self._lost_error()
+        if error is not None:
+            raise error
+
+    def blame(self, error: BaseException) -> PeerLost | None:
+        """Return the PeerLost that names who is lost, if `error` is the echo of that; or None.
+
+        An engine's error comes at once and silence takes its time, so this may wait: `silent_s` and a little more.
+        """
+        if not isinstance(error, (PeerLost, RuntimeError)) or str(error) == self.lost:
+            return error if isinstance(error, PeerLost) else None
+        if isinstance(error, PeerLost) or is_peer_failure(error):
+            self._decided.wait(self._silent_s + 4 * BEAT_S + LOOK_AROUND_S)
+        return self._lost_error()
+
+    def wait(self, work: Any) -> None:
+        """Wait for an operation of an engine; raise PeerLost as soon as somebody is lost, whatever the engine does.
+
+        Without it a Gloo operation that is cut short in the middle of a message may wait for the group's timeout.
+        """
+        self._waiter.wait(work.wait, in_vain=self._lost_error, every_s=BEAT_S)
+
+    def report(self, verdict: str) -> None:
+        """Tell all workers `verdict`: who is lost, and how. The first one told stands."""
+        with contextlib.suppress(RuntimeError):  # without a store there is nobody to tell
+            self._decide(self._store.compare_set(_VERDICT, "", verdict).decode() or verdict, ends=False)
+
+    def name(self, worker: int) -> str:
+        """Return the worker with its host, as far as that is known."""
+        host = _hostname() if worker == self._rank.index else self._others.get(worker, _Other()).host
+        return f"worker {worker} ({host})" if host else f"worker {worker}"
+
+    def close(self) -> None:
+        """Leave: this worker is not missed from now on."""
+        self._closing.set()
+        self._waiter.close()
+        for thread in self._threads:
+            thread.join(
+                2 * BEAT_S
+            )  # a call to a store that is gone may not return: such a thread ends with the process
+
+    def _met(self, workers: list[int], timeout_s: float) -> dict[int, "_Other"]:
+        """Return what the others say of themselves, once they are here."""
+        end_s = time.monotonic() + timeout_s
+        for worker in workers:
+            try:
+                self._store.wait([_beat_of(worker)], timedelta(seconds=max(1e-3, end_s - time.monotonic())))
+            except RuntimeError as error:
+                raise PeerLost(f"worker {worker} has not come within {timeout_s:g} s: {_first_line(error)}") from error
+        return {worker: _Other(**json.loads(self._store.get(_who_is(worker)))) for worker in workers}
+
+    def _keep_beating(self) -> None:
+        """Beat and look, until closing or until there is a verdict; go on beating after it."""
+        count, looked_s = 0, time.monotonic()
+        try:
+            while not self._closing.wait(BEAT_S):
+                count += 1
+                self._store.set(_beat_of(self._rank.index), str(count))
+                now_s = time.monotonic()
+                # At most two beats: a worker that was itself stopped for long must not take the others for silent.
+                self._look(min(now_s - looked_s, 2 * BEAT_S))
+                looked_s = now_s
+            self._store.set(_beat_of(self._rank.index), _LEFT)
+        except Exception as error:  # of any kind: the store is all there is to talk to
+            if not self._closing.is_set():
+                self._decide(f"{self._store_name()} is gone: {_first_line(error)}")
+
+    def _look(self, gap_s: float) -> None:
+        values = self._store.multi_get([_VERDICT, *map(_beat_of, self._others)])
+        verdict, *beats = (value.decode() for value in values)
+        self._answers += 1
+        for other, beat in zip(self._others.values(), beats, strict=True):
+            other.look(beat, gap_s)
+        if not verdict and self.lost is None:
+            silent = {w: o for w, o in self._others.items() if o.silent_s >= self._silent_s - BEAT_S}
+            longest_s = max((other.silent_s for other in silent.values()), default=0.0)
+            if longest_s < self._silent_s:
+                return
+            if self._is_cut_off(silent):
+                self._decide(self._cut_off())
+                return
+            verdict = _silent([self.name(worker) for worker in sorted(silent)], longest_s)
+            verdict = self._store.compare_set(_VERDICT, "", verdict).decode()
+        if verdict:
+            self._decide(verdict)
+
+    def _mind_the_store(self) -> None:
+        """Find out why, when the store does not answer."""
+        waited_s, answers, looked_s = 0.0, 0, time.monotonic()
+        while not self._closing.wait(BEAT_S) and self.lost is None:
+            now_s = time.monotonic()
+            waited_s = waited_s + min(now_s - looked_s, 2 * BEAT_S) if answers == self._answers else 0.0
+            answers, looked_s = self._answers, now_s
+            if waited_s >= self._silent_s:
+                self._decide(self._why_no_answer(waited_s))
+
+    def _why_no_answer(self, waited_s: float) -> str:
+        if answers(self._rank.store_host, self._rank.store_port):
+            return _silent([self._store_name()], waited_s)
+        if self._any_answers(other for other in self._others.values() if other.address != self._rank.store_host):
+            return f"{self._store_name()} cannot be reached: its link is cut, or its host is down."
+        return self._cut_off()
+
+    def _is_cut_off(self, silent: dict[int, "_Other"]) -> bool:
+        """Return whether it is this worker that is cut off: if nobody answers on two other hosts or more."""
+        elsewhere = [other for other in self._others.values() if other.host != _hostname()]
+        return (
+            len({other.host for other in elsewhere}) > 1
+            and all(any(other is one for one in silent.values()) for other in elsewhere)
+            and not self._any_answers(elsewhere)
+        )
+
+    def _any_answers(self, others: Iterator["_Other"] | list["_Other"]) -> bool:
+        addresses = sorted({other.address for other in others if other.address} - {self._address})
+        return any(answers(address, self._rank.store_port) for address in addresses[:ASKED_HOSTS])
+
+    def _cut_off(self) -> str:
+        return (
+            f"{self.name(self._rank.index)} cannot reach the others: neither the store at {self._rank.store_host} nor "
+            "any worker of another host answers. Its own link is cut."
+        )
+
+    def _lost_error(self) -> PeerLost | None:
+        return PeerLost(self.lost) if self.lost is not None else None
+
+    def _store_name(self) -> str:
+        if self._rank.store_is_hosted:
+            return f"the launcher, who hosts the store at {self._rank.store_host},"
+        return f"{self.name(0)}, who hosts the store,"
+
+    def _decide(self, verdict: str, *, ends: bool = True) -> None:
+        """Take `verdict` as the reason why this run is over for this worker."""
+        if self.lost is None:
+            me = self.name(self._rank.index)
+            is_me = verdict.startswith(f"{me} has been silent")
+            self.lost = f"{verdict} The others have gone on without it." if is_me else verdict
+            self._decided.set()
+            if ends:
+                end_operations()
+
+
+@dataclass
+class _Other:
+    """What is known of another worker."""
+
+    host: str = ""
+    address: str = ""
+    beat: str = ""
+    silent_s: float = 0.0
+
+    def look(self, beat: str, gap_s: float) -> None:
+        self.silent_s = 0.0 if beat == _LEFT or beat != self.beat else self.silent_s + gap_s
+        self.beat = beat
+
+
+def _after(index: int, count: int) -> list[int]:
+    return [(index + ahead) % count for ahead in range(1, min(WATCHED + 1, count))]
+
+
+def _silent(names: list[str], seconds: float) -> str:
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} been silent for {seconds:.1f} s."
+
+
+def _hostname() -> str:
+    return socket.gethostname()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _beat_of(worker: int) -> str:
+    return f"beat {worker}"
+
+
+def _who_is(worker: int) -> str:
+    return f"who {worker}"

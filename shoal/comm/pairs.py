@@ -1,0 +1,157 @@
+"""The links between workers, measured between two of them: one pair of one host, and one pair of two hosts.
+
+1. A few messages of 8 bytes go to and fro. Half of a round is the latency: what a step of an algorithm costs, however
+   little it sends, with all that the engine and Python add to it.
+2. Both send each other ever more, until it takes a while: what each sends in that time is the rate, in one direction,
+   while the other is as busy. So do the steps of an all-reduce.
+3. The first of the two keeps the time and says what comes next, so that both stop together; all workers then learn
+   the figures by a sum in which everybody else has zeros.
+
+Example: workers 0 and 1 on h1, 2 and 3 on h2. 0 and 1 measure the inside of a host in half a second, then 0 and 2
+measure the link between hosts in another half, while the others wait for the sum.
+"""
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+
+import torch
+
+from shoal.comm.algorithms.recursive_doubling import recursive_doubling
+from shoal.comm.algorithms.run import run
+from shoal.comm.algorithms.steps import Message, Step, Steps
+from shoal.comm.algorithms.wire import Wire
+from shoal.core.errors import ConfigError
+from shoal.spec.device import Link
+
+_ROUNDS = 8
+"""Of messages to and fro, timed together."""
+_LATENCY_SHARE = 0.3
+"""The part of the time that goes to them; the rest is for the rate."""
+_FIRST_NUMEL, _LARGEST_NUMEL = 64 << 10, 64 << 20
+"""Bytes of the first exchange and of the largest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What joins workers of one host, and of two hosts; None where no two workers stand so."""
+
+    inside: Link | None = None
+    between: Link | None = None
+
+
+def gather_hosts(wire: Wire, *, timeout_s: float, host: str | None = None) -> list[str]:
+    """Return the host name of each worker. Called by every worker; `host` is this one's, by default its own name."""
+    store = wire.store
+    store.set(f"host {wire.index}", host or socket.gethostname())
+    keys = [f"host {worker}" for worker in range(wire.count)]
+    store.wait(keys, timedelta(seconds=timeout_s))
+    return [name.decode() for name in store.multi_get(keys)]
+
+
+def measure_links(wire: Wire, hosts: Sequence[str], *, seconds: float = 1.0) -> Links:
+    """Return the links inside a host and between two, measured in about `seconds`; the same on all workers.
+
+    Called by every worker. If one is gone, raises PeerLost.
+    """
+    pairs = _pairs(hosts)
+    figures = torch.zeros(4, dtype=torch.float64)
+    for place, pair in enumerate(pairs):
+        if pair is not None and wire.index in pair:
+            other = pair[1] if wire.index == pair[0] else pair[0]
+            link = measure_pair(wire, other, seconds / sum(each is not None for each in pairs))
+            if wire.index == pair[0]:
+                figures[2 * place], figures[2 * place + 1] = link.latency_s, link.bytes_per_s
+    recursive_doubling(figures, wire)
+    made = [
+        None if pair is None else _link(figures[2 * place : 2 * place + 2], [hosts[worker] for worker in pair])
+        for place, pair in enumerate(pairs)
+    ]
+    return Links(inside=made[0], between=made[1])
+
+
+def measure_pair(wire: Wire, other: int, seconds: float) -> Link:
+    """Return the link between this worker and `other`, measured in about `seconds`; the same on both.
+
+    Called by these two alone. If one is gone, the other raises PeerLost.
+    """
+    if other == wire.index:
+        raise ConfigError(f"worker {other} has no link to itself: name another worker.")
+    pair = wire.among(sorted((wire.index, other)))
+    latency_s = _latency_s(pair, _LATENCY_SHARE * seconds)
+    bytes_per_s = _bytes_per_s(pair, (1 - _LATENCY_SHARE) * seconds, latency_s)
+    figures = torch.tensor([latency_s, bytes_per_s], dtype=torch.float64) * (pair.index == 0)
+    recursive_doubling(figures, pair)
+    return _link(figures, pair.hosts)
+
+
+def _link(figures: torch.Tensor, hosts: Sequence[str]) -> Link:
+    latency_s, bytes_per_s = figures.tolist()
+    where = f"inside {hosts[0]}" if hosts[0] == hosts[1] else f"between {' and '.join(sorted(hosts))}"
+    # What stays inside a host is carried by the cores that compute.
+    overlaps = hosts[0] != hosts[1]
+    return Link(source=f"measured {where}", bytes_per_s=bytes_per_s, latency_s=latency_s, overlaps=overlaps)
+
+
+def _pairs(hosts: Sequence[str]) -> list[tuple[int, int] | None]:
+    """Return the first two workers of one host, and the first two of different hosts."""
+    every = [(low, high) for low in range(len(hosts)) for high in range(low + 1, len(hosts))]
+    inside = next(((low, high) for low, high in every if hosts[low] == hosts[high]), None)
+    return [inside, next(((low, high) for low, high in every if hosts[low] != hosts[high]), None)]
+
+
+def _latency_s(pair: Wire, seconds: float) -> float:
+    """Return half the time of a message to and fro. What worker 0 returns counts."""
+    message, times = torch.zeros(1, dtype=torch.int64), []
+    run(_to_and_fro, message, pair)
+    end_s = time.perf_counter() + seconds
+    while True:
+        begin_s = time.perf_counter()
+        run(_to_and_fro, message, pair)
+        times.append((time.perf_counter() - begin_s) / (2 * _ROUNDS))
+        if not _agreed(int(begin_s < end_s or len(times) < 3), pair):
+            return median(times)
+
+
+def _bytes_per_s(pair: Wire, seconds: float, latency_s: float) -> float:
+    """Return what each of two sends in a second while both do. What worker 0 returns counts."""
+    numel, rates, end_s = _FIRST_NUMEL, list[float](), time.perf_counter() + seconds
+    while numel:
+        data = torch.zeros(numel, dtype=torch.uint8)
+        begin_s = time.perf_counter()
+        run(_both_ways, data, pair)
+        took_s = time.perf_counter() - begin_s
+        rates.append(numel / max(took_s - latency_s, took_s / 2))
+        left_s = end_s - time.perf_counter()
+        largest = min(_LARGEST_NUMEL, int(rates[-1] * left_s))
+        # Four times as much while that takes less than half of what is left; the last ones are the ones that count.
+        following = 4 * numel if 4 * numel <= largest // 2 else (numel if numel <= largest else 0)
+        numel = _agreed(following, pair)
+    largest_of = rates[-3:]  # of the same size, mostly, and past the start, when a connection is still slow
+    return median(largest_of)
+
+
+def _agreed(value: int, pair: Wire) -> int:
+    """Return the value of worker 0."""
+    tensor = torch.tensor([value if pair.index == 0 else 0])
+    run(_first_to_second, tensor, pair)
+    return int(tensor.item())
+
+
+def _first_to_second(index: int, _count: int, numel: int) -> Steps:
+    message = (Message(1 - index, 0, numel),)
+    return [Step(sends=message) if index == 0 else Step(receives=message)]
+
+
+def _to_and_fro(index: int, _count: int, numel: int) -> Steps:
+    message = (Message(1 - index, 0, numel),)
+    turns = [Step(sends=message), Step(receives=message)]
+    return (turns if index == 0 else turns[::-1]) * _ROUNDS
+
+
+def _both_ways(index: int, _count: int, numel: int) -> Steps:
+    message = Message(1 - index, 0, numel)
+    return [Step((message,), (Message(1 - index, 0, numel, True),))]

@@ -1,0 +1,1 @@
+"""Workers of one host meet in shared memory: `join` makes a SharedGroup of them. Linux only."""

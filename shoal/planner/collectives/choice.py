@@ -1,0 +1,103 @@
+"""Which way gradients take: the algorithm that the measured links make the fastest, and the size of a bucket.
+
+1. A bucket must be large enough that its messages are mostly bytes: with p workers a ring sends p-ths of it, and the
+   latency is to be a twentieth of each. Smaller ones begin to travel earlier, so it is no larger, within bounds.
+2. Of the algorithms that know no hosts, the fastest for a bucket on the slowest link; where hosts have several workers,
+   two levels against it: shared memory inside, and between hosts a slice for each worker.
+
+Example: 4 hosts of 1 worker at 12.5 MB/s and 0.2 ms: 19 * 0.2 ms * 12.5 MB/s * 4 = 190 kB, so the least, 1 MiB;
+halving-doubling takes 4 * 0.2 ms + 1.5 * 84 ms, the fastest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.planner.collectives.allreduce import ALLREDUCE, Cost, halving_doubling
+from shoal.planner.collectives.compression import CODECS, Setting, exchange, weigh
+from shoal.planner.collectives.winners import fastest
+from shoal.spec.device import Link
+
+LATENCY_SHARE = 0.05
+LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 64 << 20
+_WIRED = {name: cost for name, cost in ALLREDUCE.items() if name != "parameter-server"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """An algorithm, what a bucket takes by it, and what it would take by others."""
+
+    name: str
+    bucket_bytes: int
+    seconds: dict[str, float]
+
+    def reason(self) -> str:
+        """Return why, in a sentence."""
+        others = sorted(((s, name) for name, s in self.seconds.items() if name != self.name))[:2]
+        ms = 1e3 * self.seconds[self.name]
+        than = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for seconds, name in others)
+        return f"{self.name}: {self.bucket_bytes / 2**20:.3g} MiB in {ms:.3g} ms" + (f"; {than}" if than else "")
+
+
+def bucket_bytes(link: Link, workers: int) -> int:
+    """Return the size of a bucket whose messages are bytes for all but a twentieth of their time."""
+    size = (1 / LATENCY_SHARE - 1) * link.latency_s * link.bytes_per_s * workers
+    return int(min(max(size, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES))
+
+
+def choose_way(*, workers: int, per_host: int, inside: Link | None, between: Link, bucket: int = 0) -> Way:
+    """Return the fastest way among hosts of `per_host` workers; `bucket` bytes, or as many as fit the link."""
+    size = bucket or bucket_bytes(between, workers)
+    # The workers of a host share its adapter.
+    costs = {name: cost(size, workers, between.bytes_per_s, between.latency_s) for name, cost in _WIRED.items()}
+    if inside is not None and 1 < per_host < workers and workers % per_host == 0:
+        costs["two-level"] = _two_level(size, workers // per_host, per_host, inside, between)
+    return Way(name=fastest(costs), bucket_bytes=size, seconds={name: cost.seconds for name, cost in costs.items()})
+
+
+def _two_level(num_bytes: float, hosts: int, per_host: int, inside: Link, between: Link) -> Cost:
+    """Return what it takes where the slices of a host go over its one adapter together."""
+    outer = halving_doubling(num_bytes, hosts, between.bytes_per_s, between.latency_s)
+    inner_bytes = 2 * (per_host - 1) / per_host * num_bytes
+    seconds = outer.seconds + 2 * inside.latency_s + inner_bytes / inside.bytes_per_s
+    return Cost(outer.steps + 2, outer.bytes_per_worker / per_host + inner_bytes, seconds, inner_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecRate:
+    """What a codec costs on this machine, and what it costs in steps."""
+
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+    iterations: float
+    """Steps to the same loss, over those without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecChoice:
+    """A codec, or none, and why."""
+
+    name: str
+    why: str
+    totals_s: dict[str, float]
+    """T * I of every codec: what one uncompressed step becomes."""
+
+
+def choose_codec(setting: Setting, rates: Mapping[str, CodecRate]) -> CodecChoice:
+    """Return the codec with the least T * I, if that is less than with 16 bits (bf16), which costs no loss."""
+    totals = {
+        name: weigh(
+            CODECS[name],
+            setting,
+            encode_bytes_per_s=rate.encode_bytes_per_s,
+            decode_bytes_per_s=rate.decode_bytes_per_s,
+            iterations=rate.iterations,
+        ).compressed.total_s
+        for name, rate in rates.items()
+    }
+    plain_s = exchange(CODECS["none"], setting).total_s
+    best = min(totals, key=lambda name: totals[name])
+    baseline_s = min(plain_s, totals.get("bf16", plain_s))
+    said = f"{1e3 * totals[best]:.3g} ms a step and loss, {1e3 * baseline_s:.3g} ms with 16 bits"
+    if best == "bf16" or totals[best] >= baseline_s:
+        return CodecChoice(name="none", why=f"no codec pays here: {best} {said}", totals_s=totals)
+    return CodecChoice(name=best, why=f"{best} pays: {said}, {1e3 * plain_s:.3g} ms uncompressed", totals_s=totals)

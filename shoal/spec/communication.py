@@ -1,0 +1,22 @@
+"""Communication: how the gradients of a run meet, decided when its workers start, and why."""
+
+from dataclasses import dataclass
+
+from shoal.spec.device import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """What was measured, and what was chosen by it; worker 0 writes it into the run folder."""
+
+    way: str
+    """shared-memory, engine (the collective of Gloo or NCCL), or the name of an algorithm."""
+    why: str
+    bucket_bytes: int
+    """Gradients travel in buckets of about this size, while backward still computes."""
+    codec: str = "none"
+    codec_why: str = ""
+    inside: Link | None = None
+    """Between two workers of one host, where it was measured."""
+    between: Link | None = None
+    """Between two hosts."""

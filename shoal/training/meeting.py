@@ -1,0 +1,219 @@
+"""How the gradients of replicas meet in this run: decided when its workers start, by what joins them.
+
+1. Workers alone, or that do not hold whole models, have nothing to decide: their engines exchange what they hold.
+2. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
+3. On several hosts the links are measured for a second, and the algorithm that they make the fastest sums, on a thread
+   of its own; where hosts have several workers, these meet in shared memory first.
+4. With `sync.codec = "auto"` each codec is timed on this machine, and the one is taken, or none, with which the link
+   that was measured gets to the same loss soonest (planner/collectives/choice.py).
+5. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
+"""
+
+import dataclasses
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shoal.comm.algorithms import ALL_REDUCE, Wire
+from shoal.comm.link import agree_least
+from shoal.comm.mesh import Position
+from shoal.comm.pairs import measure_links
+from shoal.comm.rank import Rank
+from shoal.comm.shm.group import SharedGroup, join
+from shoal.compress.codecs import codec_named
+from shoal.compress.collectives import GroupCollectives
+from shoal.compress.feedback import ErrorFeedback
+from shoal.core.errors import PlanError
+from shoal.planner.collectives.choice import bucket_bytes, choose_codec, choose_way
+from shoal.planner.collectives.compression import Setting
+from shoal.spec.communication import Communication
+from shoal.spec.device import Link
+from shoal.spec.plan import Plan
+from shoal.sync.allreduce import AllReduce
+from shoal.sync.background import Background, hook_of
+from shoal.sync.compressed import CompressedAllReduce
+from shoal.training.clock import StepClock
+from shoal.training.codec_rates import measured_rates
+from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
+
+SHARED_BUCKET_BYTES = 4 << 20
+"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
+ENGINE_BUCKET_BYTES = 25 << 20
+"""DDP's own choice, for NCCL."""
+_MEASURE_S = 1.0
+
+
+@dataclass
+class Meeting:
+    """What the workers meet by; open for the length of a run."""
+
+    communication: Communication
+    shared: SharedGroup | None = None
+    background: Background | None = None
+    exchange: Callable[[torch.Tensor], None] | None = None
+    feedback: ErrorFeedback | None = None
+    """The codec, and what it has not sent yet: part of the training state."""
+    group: dist.ProcessGroup | None = None
+    """The group that encoded gradients travel in: the thread that sends them has it for itself."""
+
+    def replicas(self, module: nn.Module, *, clock: StepClock) -> Replicas:
+        """Return this worker's copy of `module`, whose gradients meet those of the others. Called by every worker."""
+        size = self.communication.bucket_bytes
+        if self.shared is not None:
+            return SharedReplicas(module, self.shared, bucket_bytes=size, clock=clock)
+        hook = AllReduce(on_bucket=clock.note).hook
+        if self.feedback is not None:
+            assert self.group is not None
+            hook = CompressedAllReduce(
+                self.feedback,
+                dict(module.named_parameters()),
+                GroupCollectives(self.group),
+                background=self.background,
+                on_bucket=clock.note,
+            ).hook
+        elif self.exchange is not None and self.background is not None:
+            hook = hook_of(self.background, self.exchange, clock.note)
+        return DdpReplicas(module, hook, bucket_bytes=size, clock=clock, background=self.background)
+
+    def close(self) -> None:
+        """End what runs for it."""
+        if self.background is not None:
+            self.background.close()
+        if self.shared is not None:
+            self.shared.close()
+
+
+def open_meeting(
+    plan: Plan, *, rank: Rank, store: dist.Store | None, device: torch.device, gradient_bytes: int, seed: int
+) -> Meeting:
+    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
+    if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
+        why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
+        return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
+    way = _wanted(plan, rank, device)
+    if plan.sync.codec != "none":
+        return _through_codec(plan, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+    if way == "shared-memory":
+        size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
+        why = f"{rank.workers} workers on processors of one host"
+        shared = join(store, index=rank.index, count=rank.workers, timeout_s=plan.timeout_s)
+        return Meeting(Communication(way=way, why=why, bucket_bytes=size), shared=shared)
+    if way == "engine":
+        size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
+        why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
+        return Meeting(Communication(way=way, why=why, bucket_bytes=size))
+    return _over_wires(plan, rank=rank, store=store)
+
+
+def open_shards(
+    plan: Plan, position: Position, *, rank: Rank, store: dist.Store | None, device: torch.device
+) -> SharedGroup | None:
+    """Return the workers of this one's shard axis, if they can meet in shared memory. Called by every worker."""
+    mesh = plan.mesh
+    if store is None or mesh.shard == 1 or plan.sync.way == "engine" or not _can_share(rank, device):
+        return None
+    first = rank.index - position.shard * mesh.tensor
+    numbers = [first + shard * mesh.tensor for shard in range(mesh.shard)]
+    own = dist.PrefixStore(f"shards of worker {first}", store)
+    return join(own, index=position.shard, count=mesh.shard, timeout_s=plan.timeout_s, numbers=numbers)
+
+
+def _can_share(rank: Rank, device: torch.device) -> bool:
+    return rank.local_workers == rank.workers and device.type == "cpu" and sys.platform == "linux"
+
+
+def _through_codec(
+    plan: Plan, *, rank: Rank, store: dist.Store, device: torch.device, gradient_bytes: int, seed: int
+) -> Meeting:
+    """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
+    group = dist.new_group()
+    name, why = plan.sync.codec, "the plan says so"
+    inside = between = None
+    if name == "auto":
+        wire = Wire(group, hosts=_hosts(rank, store))
+        links = measure_links(wire, list(wire.hosts), seconds=_MEASURE_S)
+        inside, between = links.inside, links.between
+        slow = between or inside
+        assert slow is not None
+        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(device, agree_least))
+        name, why = choice.name, choice.why
+    if name == "none":
+        plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
+        meeting = open_meeting(plain, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+        meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
+        return meeting
+    size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
+    said = Communication(
+        way="engine",
+        why="the codec decides",
+        bucket_bytes=size,
+        codec=name,
+        codec_why=why,
+        inside=inside,
+        between=between,
+    )
+    background = Background(timeout_s=plan.timeout_s) if device.type == "cpu" else None
+    return Meeting(said, feedback=ErrorFeedback(codec_named(name), seed=seed), group=group, background=background)
+
+
+def _setting(plan: Plan, link: Link, gradient_bytes: int) -> Setting:
+    """Return where the question whether a codec pays is asked; computing as it was predicted."""
+    predicted = plan.predicted
+    compute_s = max(0.0, predicted.step_s - predicted.comm_s) if predicted else 0.0
+    return Setting(
+        num_bytes=gradient_bytes,
+        workers=plan.mesh.data,
+        link_bytes_per_s=link.bytes_per_s,
+        latency_s=link.latency_s,
+        compute_s=compute_s,
+        # Gradients travel while the rest of backward, half of the computing or so, goes on.
+        overlap_s=compute_s / 2 if link.overlaps else 0.0,
+    )
+
+
+def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
+    """Return the way that the plan or the place decides; auto where the links do."""
+    can_share = _can_share(rank, device)
+    if plan.sync.way == "shared-memory" and not can_share:
+        raise PlanError(
+            "sync.way='shared-memory' is for workers on the processors of one Linux host. Use sync.way='auto'."
+        )
+    if plan.sync.way != "auto":
+        return plan.sync.way
+    if device.type != "cpu":
+        return "engine"
+    return "shared-memory" if can_share else "auto"
+
+
+def _over_wires(plan: Plan, *, rank: Rank, store: dist.Store) -> Meeting:
+    """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
+    hosts = _hosts(rank, store)
+    wire = Wire(dist.new_group(), hosts=hosts)
+    links = measure_links(wire, hosts, seconds=_MEASURE_S)
+    slow: Link | None = links.between or links.inside
+    assert slow is not None
+    per_host = rank.local_workers if len(set(map(hosts.count, hosts))) == 1 else 1
+    way = choose_way(
+        workers=rank.workers, per_host=per_host, inside=links.inside, between=slow, bucket=plan.sync.bucket_bytes
+    )
+    name = way.name if plan.sync.way == "auto" else plan.sync.way
+    size = plan.sync.bucket_bytes or bucket_bytes(slow, rank.workers)
+    why = way.reason() if plan.sync.way == "auto" else "the plan says so"
+    all_reduce = ALL_REDUCE[name]
+    return Meeting(
+        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between),
+        background=Background(timeout_s=plan.timeout_s),
+        exchange=lambda tensor: all_reduce(tensor, wire),
+    )
+
+
+def _hosts(rank: Rank, store: dist.Store) -> list[str]:
+    """Return the host of each worker; those that one launcher counts apart are told apart, whatever they are called."""
+    own = dist.PrefixStore("hosts", store)
+    own.set(str(rank.index), f"{socket.gethostname()}/{rank.index - rank.local_index}")
+    return [own.get(str(worker)).decode() for worker in range(rank.workers)]

@@ -1,0 +1,65 @@
+"""Which way gradients take, and whether a codec pays: by the links."""
+
+import pytest
+
+from shoal.planner.collectives.choice import (
+    LEAST_BUCKET_BYTES,
+    MOST_BUCKET_BYTES,
+    CodecRate,
+    bucket_bytes,
+    choose_codec,
+    choose_way,
+)
+from shoal.planner.collectives.compression import Setting
+from shoal.spec.device import Link
+
+FAST = Link(source="made up", bytes_per_s=125e6, latency_s=200e-6)
+SLOW = Link(source="made up", bytes_per_s=12.5e6, latency_s=200e-6)
+INSIDE = Link(source="made up", bytes_per_s=4e9, latency_s=20e-6)
+RATES = {
+    "bf16": CodecRate(encode_bytes_per_s=4e9, decode_bytes_per_s=4e9, iterations=1.0),
+    "int8": CodecRate(encode_bytes_per_s=1e9, decode_bytes_per_s=2e9, iterations=1.0),
+    "powersgd": CodecRate(encode_bytes_per_s=2e9, decode_bytes_per_s=2e9, iterations=1.1),
+}
+
+
+def setting(link: Link, *, compute_s: float = 0.5) -> Setting:
+    return Setting(
+        num_bytes=40e6, workers=4, link_bytes_per_s=link.bytes_per_s, latency_s=link.latency_s, compute_s=compute_s
+    )
+
+
+def test_a_bucket_is_as_large_as_latency_and_rate_ask_for_within_bounds() -> None:
+    assert bucket_bytes(SLOW, 4) == LEAST_BUCKET_BYTES
+    assert bucket_bytes(FAST, 4) == pytest.approx(19 * 200e-6 * 125e6 * 4, rel=1e-3)
+    assert bucket_bytes(Link(source="made up", bytes_per_s=1e12, latency_s=1e-3), 64) == MOST_BUCKET_BYTES
+
+
+def test_small_messages_go_in_few_steps_and_large_ones_in_few_bytes() -> None:
+    small = choose_way(workers=8, per_host=1, inside=None, between=FAST, bucket=4096)
+    large = choose_way(workers=8, per_host=1, inside=None, between=FAST, bucket=64 << 20)
+    assert (small.name, large.name) == ("recursive-doubling", "halving-doubling")
+    assert small.seconds[small.name] == min(small.seconds.values())
+    assert "halving-doubling: 64 MiB in" in large.reason()
+
+
+def test_hosts_with_several_workers_meet_inside_first() -> None:
+    assert choose_way(workers=8, per_host=4, inside=INSIDE, between=SLOW, bucket=16 << 20).name == "two-level"
+    assert "two-level" not in choose_way(workers=8, per_host=1, inside=INSIDE, between=SLOW).seconds
+    assert "two-level" not in choose_way(workers=8, per_host=8, inside=INSIDE, between=INSIDE).seconds
+
+
+def test_a_codec_is_taken_where_it_beats_16_bits_and_none_otherwise() -> None:
+    slow = choose_codec(setting(SLOW), RATES)
+    assert slow.name == "powersgd"
+    assert slow.why.startswith("powersgd pays")
+    quick = choose_codec(setting(Link(source="made up", bytes_per_s=50e9, latency_s=5e-6)), RATES)
+    assert quick.name == "none"
+    assert quick.why.startswith("no codec pays here")
+
+
+def test_steps_that_a_codec_costs_count_against_it() -> None:
+    costly = {**RATES, "powersgd": CodecRate(encode_bytes_per_s=2e9, decode_bytes_per_s=2e9, iterations=20.0)}
+    assert choose_codec(setting(SLOW), costly).name == "int8"
+    only = {"bf16": RATES["bf16"], "powersgd": costly["powersgd"]}
+    assert choose_codec(setting(SLOW), only).name == "none", "16 bits are the bar, not a codec to take"
