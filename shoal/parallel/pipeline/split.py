@@ -18,9 +18,8 @@ and 1, and hands on x. Piece 1 needs blocks 2 and 3, norm and out. Were out tied
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +63,8 @@ class Split:
     """The layers that each piece calls, those without parameters of earlier pieces included."""
     touched: tuple[tuple[str, ...], ...]
     """The parameters and buffers that each piece reads outside of layers, on its way to its first block or later."""
+    rehearsal: "Rehearsal" = field(compare=False, repr=False)
+    """What the pieces do with batches of other shapes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def split_model(
 
     `model` may be on meta, and only the shapes of `batch` matter. Raises PlanError where it cannot be cut so.
     """
-    rehearsal = rehearsal_of(call, model, boundaries, device=device)
+    rehearsal = Rehearsal(call, model, boundaries, device=device)
     outline = rehearsal.outline(batch)
     names = [name for name, _ in model.named_parameters()]
     called = [_called(outline, piece) for piece in range(len(boundaries) + 1)]
@@ -132,6 +133,7 @@ def split_model(
         unused=tuple(name for name in names if name not in reached),
         layers=tuple(called),
         touched=tuple(tuple(sorted(read)) for read in touched),
+        rehearsal=rehearsal,
     )
 
 
@@ -177,18 +179,6 @@ class Rehearsal:
             raise
         except Exception as error:
             raise untraceable(error, type(self._model)) from error
-
-
-_REHEARSALS: WeakKeyDictionary[nn.Module, dict[Any, Rehearsal]] = WeakKeyDictionary()
-
-
-def rehearsal_of(call: Call, model: nn.Module, boundaries: Sequence[str], *, device: torch.device) -> Rehearsal:
-    """Return the rehearsal of `model`: one for all who ask for the same, for it is a copy and takes a trace."""
-    known = _REHEARSALS.setdefault(model, {})
-    key = (tuple(boundaries), call, device)
-    if key not in known:
-        known[key] = Rehearsal(call, model, boundaries, device=device)
-    return known[key]
 
 
 class _Tracing:
