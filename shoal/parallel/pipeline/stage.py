@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from shoal.core.errors import PlanError
 from shoal.parallel.building.materialise import Places, find_places
-from shoal.parallel.pipeline.split import Call, Given, Outline, Split, Visit
+from shoal.parallel.pipeline.rehearsal import Call, Given, Outline, Visit
+from shoal.parallel.pipeline.split import Split
 from shoal.parallel.pipeline.torch_private import Shape, stood_in, tree_flatten, tree_unflatten
 from shoal.profile.layers import find_layers
 
