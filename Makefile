@@ -48,7 +48,7 @@ bench-planner: setup
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/demo.py
 
-# Every model under every mesh against one process: the table of docs/parallel.md. 40 minutes.
+# Every model under every mesh against one process: the table of docs/parallel.md. Half an hour.
 parallel: setup
 	$(BIN)/python -W ignore benchmarks/parallel.py
 

@@ -3,7 +3,7 @@
     python benchmarks/parallel.py [MODEL ...] [--steps 20] [--workers 8]
 
 Each figure is the largest relative difference of a loss from that of one process over all steps; "=" stands in front of
-it where gradient norms and final parameters agree as well. 40 minutes on 2 cores.
+it where gradient norms and final parameters agree as well. Half an hour on 2 cores.
 """
 
 import argparse

@@ -37,8 +37,9 @@ from shoal.parallel.exact.batch_norm import apply_batch_norm
 from shoal.parallel.exact.dropout import ExactDropout
 from shoal.parallel.gradients import count_copies
 from shoal.parallel.layout import Layout
+from shoal.parallel.pipeline.rehearsal import Call
 from shoal.parallel.pipeline.schedule import TiedGradients
-from shoal.parallel.pipeline.split import Call, Split, split_model
+from shoal.parallel.pipeline.split import Split, split_model
 from shoal.parallel.pipeline.stage import Stage
 from shoal.parallel.recompute import apply_recompute
 from shoal.parallel.shard import apply_shard

@@ -12,7 +12,8 @@ from torch import nn
 
 from shoal.core.errors import PlanError, ShoalError
 from shoal.parallel.apply import tensor_styles
-from shoal.parallel.pipeline.split import find_blocks, split_model
+from shoal.parallel.pipeline.rehearsal import find_blocks
+from shoal.parallel.pipeline.split import split_model
 from shoal.planner.search.validate import check_batch, check_model, check_sync
 from shoal.planner.stages import piece_starts
 from shoal.profile.sample import sample_batch

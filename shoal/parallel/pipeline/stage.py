@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from shoal.core.errors import PlanError
 from shoal.parallel.building.materialise import Places, find_places
-from shoal.parallel.pipeline.split import Call, Given, Outline, Split, Visit, rehearsal_of
+from shoal.parallel.pipeline.rehearsal import Call, Given, Outline, Visit
+from shoal.parallel.pipeline.split import Split
 from shoal.parallel.pipeline.torch_private import Shape, stood_in, tree_flatten, tree_unflatten
+from shoal.profile.layers import find_layers
 
 _CLAIMED: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
 """Which piece of a model in this process has taken which parameter."""
@@ -47,8 +49,8 @@ class Stage(nn.Module):
         self.piece, self.pieces = piece, len(split.parameters)
         self.device = device
         self._held = (model, call)  # in a tuple: the model is not part of the stage's own tree
-        self._rehearsal = rehearsal_of(call, model, split.boundaries, device=device)
-        self._layers = self._rehearsal.layers
+        self._rehearsal = split.rehearsal
+        self._layers = find_layers(model)[0]
         self._zeros: dict[Shape, Tensor] = {}
         _claim(model, split, piece)
         self.own = nn.Module()

@@ -18,8 +18,9 @@ from shoal.comm.group import joined
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
 from shoal.core.errors import PlanError
+from shoal.parallel.pipeline.rehearsal import find_blocks
 from shoal.parallel.pipeline.schedule import Pipeline, TiedGradients, refusal
-from shoal.parallel.pipeline.split import find_blocks, split_model
+from shoal.parallel.pipeline.split import split_model
 from shoal.parallel.pipeline.stage import Stage
 from shoal.parallel.pipeline.torch_private import Marks
 from shoal.planner.time.schedules import stage_order

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import PlanError
-from shoal.parallel.pipeline.split import Split, find_blocks, split_model
+from shoal.parallel.pipeline.rehearsal import find_blocks
+from shoal.parallel.pipeline.split import Split, split_model
 from tests.parallel.pipeline.models import MODELS, call, on_meta, t5, text, tokens
 
 
