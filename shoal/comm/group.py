@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shoal.comm.rank import Rank
 from shoal.comm.staged import staged_backend
-from shoal.comm.torch_private import forget_meshes
+from shoal.comm.torch_private import calm_gloo, forget_meshes
 
 
 @contextmanager
@@ -37,12 +37,19 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
         world_size=rank.workers,
         timeout=timedelta(seconds=timeout_s),
     )
+    calm_gloo()
     try:
         yield
     finally:
         gc.collect()
         dist.destroy_process_group()
         forget_meshes()
+
+
+def new_group() -> dist.ProcessGroup:
+    """Return another group of all workers, for a thread that has it for itself. Called by every worker."""
+    group: dist.ProcessGroup = dist.new_group()
+    return group
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> dist.Work:

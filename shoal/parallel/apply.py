@@ -74,7 +74,7 @@ def apply_plan(
     """Build the job's model and lay `plan` over it, for the worker at `position`. Called by every worker.
 
     `call(model, micro_batch)` is how the model is called; `sample` a micro-batch to find out where it can be cut.
-    `waiting` is entered while the engines wait for communication; `shared` are the workers of the shard axis, where they
+    `waiting` is entered while the engines wait for communication; `shared` are the workers of the shard axis, if they
     are on one host.
     """
     if plan.mesh.keeps_whole:

@@ -38,8 +38,8 @@ def apply_shard(
 
     In place; called by every worker. Gradients are summed, not averaged: the loss is scaled by weight before. Scalar
     parameters, which the engine refuses, stay whole: `sum_scalars` sums their gradients. `waiting` is entered while
-    the worker, or the GPU's stream that computes, waits for communication. `shared`: the workers of the shard axis, where
-    they are processors of one host; shards then travel through its memory.
+    the worker, or the GPU's stream that computes, waits for communication. `shared` are the workers of the shard axis,
+    if they are processors of one host: shards then travel through its memory.
     """
     # torch warns of a root whose output is a view, as divided logits are: a hook would be lost if they were changed in
     # place. Nothing hangs on that hook, since the root stays gathered.

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed import PrefixStore, Store
 
 from shoal.comm.algorithms import ALL_REDUCE, Wire
+from shoal.comm.collectives import ProcessGroup
+from shoal.comm.group import new_group
 from shoal.comm.link import agree_least
 from shoal.comm.mesh import Position
 from shoal.comm.pairs import measure_links
@@ -58,7 +60,7 @@ class Meeting:
     exchange: Callable[[torch.Tensor], None] | None = None
     feedback: ErrorFeedback | None = None
     """The codec, and what it has not sent yet: part of the training state."""
-    group: dist.ProcessGroup | None = None
+    group: ProcessGroup | None = None
     """The group that encoded gradients travel in: the thread that sends them has it for itself."""
 
     def replicas(self, module: nn.Module, *, clock: StepClock) -> Replicas:
@@ -89,7 +91,7 @@ class Meeting:
 
 
 def open_meeting(
-    plan: Plan, *, rank: Rank, store: dist.Store | None, device: torch.device, gradient_bytes: int, seed: int
+    plan: Plan, *, rank: Rank, store: Store | None, device: torch.device, gradient_bytes: int, seed: int
 ) -> Meeting:
     """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
@@ -111,7 +113,7 @@ def open_meeting(
 
 
 def open_shards(
-    plan: Plan, position: Position, *, rank: Rank, store: dist.Store | None, device: torch.device
+    plan: Plan, position: Position, *, rank: Rank, store: Store | None, device: torch.device
 ) -> SharedGroup | None:
     """Return the workers of this one's shard axis, if they can meet in shared memory. Called by every worker."""
     mesh = plan.mesh
@@ -119,7 +121,7 @@ def open_shards(
         return None
     first = rank.index - position.shard * mesh.tensor
     numbers = [first + shard * mesh.tensor for shard in range(mesh.shard)]
-    own = dist.PrefixStore(f"shards of worker {first}", store)
+    own = PrefixStore(f"shards of worker {first}", store)
     return join(own, index=position.shard, count=mesh.shard, timeout_s=plan.timeout_s, numbers=numbers)
 
 
@@ -128,10 +130,10 @@ def _can_share(rank: Rank, device: torch.device) -> bool:
 
 
 def _through_codec(
-    plan: Plan, *, rank: Rank, store: dist.Store, device: torch.device, gradient_bytes: int, seed: int
+    plan: Plan, *, rank: Rank, store: Store, device: torch.device, gradient_bytes: int, seed: int
 ) -> Meeting:
     """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
-    group = dist.new_group()
+    group = new_group()
     name, why = plan.sync.codec, "the plan says so"
     inside = between = None
     if name == "auto":
@@ -190,10 +192,10 @@ def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     return "shared-memory" if can_share else "auto"
 
 
-def _over_wires(plan: Plan, *, rank: Rank, store: dist.Store) -> Meeting:
+def _over_wires(plan: Plan, *, rank: Rank, store: Store) -> Meeting:
     """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
     hosts = _hosts(rank, store)
-    wire = Wire(dist.new_group(), hosts=hosts)
+    wire = Wire(new_group(), hosts=hosts)
     links = measure_links(wire, hosts, seconds=_MEASURE_S)
     slow: Link | None = links.between or links.inside
     assert slow is not None
@@ -212,8 +214,8 @@ def _over_wires(plan: Plan, *, rank: Rank, store: dist.Store) -> Meeting:
     )
 
 
-def _hosts(rank: Rank, store: dist.Store) -> list[str]:
+def _hosts(rank: Rank, store: Store) -> list[str]:
     """Return the host of each worker; those that one launcher counts apart are told apart, whatever they are called."""
-    own = dist.PrefixStore("hosts", store)
+    own = PrefixStore("hosts", store)
     own.set(str(rank.index), f"{socket.gethostname()}/{rank.index - rank.local_index}")
     return [own.get(str(worker)).decode() for worker in range(rank.workers)]

@@ -3,12 +3,13 @@
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.distributed import Store
 
+from shoal.comm.alive import watching
 from shoal.comm.device import pick_device, set_threads
 from shoal.comm.group import barrier, joined
 from shoal.comm.mesh import device_mesh, position_of
@@ -32,6 +33,9 @@ from shoal.training.pieces import Cutter
 from shoal.training.recording import Recording
 from shoal.training.state import build_state
 from shoal.training.step import Pending, Stepper, check_finite
+
+SILENT_S = 15.0
+"""How long a worker may be silent before it counts as lost: a busy machine has silenced threads for seconds."""
 
 
 class Run:
@@ -232,6 +236,11 @@ def _eager() -> Iterator[None]:
         torch.compiler.set_stance("default")
 
 
+def _watched(store: Store | None, rank: Rank, plan: Plan) -> AbstractContextManager[object]:
+    """Return what names a worker that is lost, for the length of a `with` block."""
+    return nullcontext() if store is None else watching(store, rank, timeout_s=plan.timeout_s, silent_s=SILENT_S)
+
+
 @contextmanager
 def open_run(
     job: Job, folder: RunFolder, *, rank: Rank, store: Store | None, log: EventLog, is_recorded: bool = False
@@ -243,7 +252,7 @@ def open_run(
     plan = read_toml(Plan, folder.plan_toml)
     set_threads(rank)
     device = pick_device(rank)
-    with joined(rank, store, device=device, timeout_s=plan.timeout_s):
+    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan):
         run = Run(job, plan, folder, rank=rank, store=store, device=device, log=log, is_recorded=is_recorded)
         try:
             yield run

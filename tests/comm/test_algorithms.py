@@ -23,7 +23,7 @@ from shoal.comm.algorithms import (
 )
 from shoal.comm.algorithms.steps import part
 from shoal.comm.algorithms.two_level import levels, over_wire
-from shoal.comm.group import joined
+from shoal.comm.group import joined, new_group
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
 from shoal.core.errors import PeerLost, PlanError
@@ -238,3 +238,23 @@ def test_an_error_of_the_engine_names_the_worker_that_does_not_answer(ranks: Ran
 
 def test_the_table_has_the_names_of_the_planner() -> None:
     assert set(ALL_REDUCE) == set(ALLREDUCE) - {"parameter-server"} | {"two-level"}
+
+
+def sums_of_large_tensors(rank: Rank, *, name: str) -> list[bool]:
+    """Return whether each of some sums of 4 MB, one after the other, is right. Runs in the pool."""
+    with joined(rank, connect(rank, timeout_s=60.0), device=torch.device("cpu"), timeout_s=60.0):
+        wire = Wire(new_group())
+        expected = torch.full((1 << 20,), float(sum(range(1, rank.workers + 1))))
+        found = []
+        for _ in range(10):
+            tensor = torch.full((1 << 20,), float(rank.index + 1))
+            ALL_REDUCE[name](tensor, wire)
+            found.append(torch.equal(tensor, expected))
+        del wire
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_REDUCE if name != "two-level"])
+def test_what_is_still_leaving_is_not_added_to(name: str, ranks: RankPool) -> None:
+    """In recursive doubling a worker adds to the very numbers that it sends: the other must not see the sum."""
+    assert ranks.run(sums_of_large_tensors, workers=2, name=name) == [[True] * 10] * 2

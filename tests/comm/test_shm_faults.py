@@ -30,7 +30,7 @@ from shoal.sync.shared import SharedGradients
 Collective: TypeAlias = Callable[[SharedGroup], None]
 WORKERS, VICTIM = 3, 1
 PATIENCE_S = 60.0  # for a slow machine; what is tested comes within a second or two
-LARGE = 2_000_000
+LARGE = 6_000_000
 
 
 def reduces(group: SharedGroup) -> None:

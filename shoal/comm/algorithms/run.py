@@ -127,19 +127,38 @@ def _cut_out(steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tens
 
 
 def _run_pieces(steps: Sequence[_Cut], wire: Wire) -> None:
-    leaving: list[Wait] = []
+    leaving: list[tuple[Tensor, Wait]] = []
     awaited = _receive(steps, 0, wire)
     for number, step in enumerate(steps):
         following = _receive(steps, number + 1, wire)
         if step.sends:
             _wait(leaving)
-            leaving = [wire.send(data, other, tag=tag) for data, other, tag in step.sends]
+            leaving = _send(step.sends, wire)
         for arrival, wait in zip(step.receives, awaited, strict=True):
             wait()
+            leaving = _wait_for_place(arrival, leaving)
             _add(arrival)
-            leaving += [wire.send(data, other, tag=tag) for data, other, tag in arrival.unlocks]
+            leaving += _send(arrival.unlocks, wire)
         awaited = following
     _wait(leaving)
+
+
+def _send(departures: Sequence[_Departure], wire: Wire) -> list[tuple[Tensor, Wait]]:
+    return [(data, wire.send(data, other, tag=tag)) for data, other, tag in departures]
+
+
+def _wait_for_place(arrival: _Arrival, leaving: list[tuple[Tensor, Wait]]) -> list[tuple[Tensor, Wait]]:
+    """Wait until the numbers that `arrival` is added to have left, where they are on their way; return the others.
+
+    In recursive doubling they are: the other worker would receive some of them summed already.
+    """
+    if arrival.terms is None:
+        return leaving
+    total = arrival.terms[2]
+    begin, end = total.data_ptr(), total.data_ptr() + total.numel() * total.element_size()
+    same = [each for each in leaving if each[0].data_ptr() < end and begin < each[0].data_ptr() + each[0].numel()]
+    _wait(same)
+    return [each for each in leaving if not any(each is other for other in same)] if same else leaving
 
 
 def _receive(steps: Sequence[_Cut], number: int, wire: Wire) -> list[Wait]:
@@ -165,6 +184,6 @@ def _add(arrival: _Arrival) -> None:
         torch.add(first, second, out=total)
 
 
-def _wait(waits: Sequence[Wait]) -> None:
-    for wait in waits:
+def _wait(leaving: Sequence[tuple[Tensor, Wait]]) -> None:
+    for _, wait in leaving:
         wait()
