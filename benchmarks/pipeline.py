@@ -160,9 +160,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
     pool = RankPool()
-    print(
-        f"{'stages':>6} {'schedule':12} {'micro-batches':>13} {'theory':>7} {'measured':>8} {'ratio':>6} {'sending':>8}  how"
-    )
+    print("stages schedule     micro-batches  theory measured  ratio  sending  how")
     try:
         for stages in arguments.stages:
             for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)):
