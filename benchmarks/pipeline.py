@@ -3,8 +3,10 @@
     python benchmarks/pipeline.py [--stages 2 --steps 12]
 
 With as many cores as stages, the bubble is what the stages' clocks say: the time of a step's forward and backward in
-which a stage did not compute. With fewer cores the stages take turns on them, and clocks say nothing: then the order in
-which each stage really took its micro-batches is replayed, with the same duration for every forward and backward.
+which a stage did not compute because what it needs was not computed yet. Waiting for a message that is under way, and
+the engine's own work between two actions, is told apart, as `sending`. With fewer cores the stages take turns on them,
+and clocks say nothing: then the order in which each stage really took its micro-batches is replayed, with the same
+duration for every forward and backward.
 
 Theory: (p - 1) / (m + p - 1) of the time for p equal stages and m micro-batches with gpipe and 1f1b; divided by the
 pieces a stage for interleaved, in the small; for zero-bubble what `planner.time.simulate` finds for equal stages. Each
@@ -91,16 +93,33 @@ def measure(pool: RankPool, plan: Plan, *, steps: int, micro_batches: int) -> li
         return pool.run(measure_part, workers=plan.workers, **arguments)
 
 
-def by_clock(stages: list[list[list[Any]]]) -> float:
-    """Return the median, over the steps, of the part of the pipeline's time in which its stages did not compute."""
-    parts = []
+def by_clock(stages: list[list[list[Any]]], *, pieces: int) -> tuple[float, float]:
+    """Return the medians, over the steps, of the parts of the pipeline's time that are bubble, and sending."""
+    bubbles, sendings = [], []
     for step in range(3, len(stages[0])):
         actions = [stage[step] for stage in stages]
         begin_s = min(each[3] for stage in actions for each in stage)
         end_s = max(each[4] for stage in actions for each in stage)
+        done = {tuple(each[:3]): each[4] for stage in actions for each in stage}
+        bubble_s = sum(_bubble_s(stage, done, begin_s, end_s, pieces) for stage in actions)
         busy_s = sum(each[4] - each[3] for stage in actions for each in stage)
-        parts.append(1 - busy_s / (len(actions) * (end_s - begin_s)))
-    return statistics.median(parts)
+        all_s = len(actions) * (end_s - begin_s)
+        bubbles.append(bubble_s / all_s)
+        sendings.append(1 - (busy_s + bubble_s) / all_s)
+    return statistics.median(bubbles), statistics.median(sendings)
+
+
+def _bubble_s(
+    stage: list[Any], done: dict[tuple[str, int, int], float], begin_s: float, end_s: float, pieces: int
+) -> float:
+    """Return how long a stage waited for what others had still to compute, and for their end."""
+    seconds, free_s = 0.0, begin_s
+    for kind, number, piece, start_s, stop_s in stage:
+        before = {"forward": piece - 1, "backward": piece + 1}.get(kind, -1)
+        if 0 <= before < pieces:
+            seconds += min(max(0.0, done[kind, number, before] - free_s), max(0.0, start_s - free_s))
+        free_s = stop_s
+    return seconds + end_s - free_s
 
 
 def by_order(stages: list[list[list[Any]]], *, pieces: int) -> float:
@@ -141,7 +160,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
     pool = RankPool()
-    print(f"{'stages':>6} {'schedule':12} {'micro-batches':>13} {'theory':>7} {'measured':>8} {'ratio':>6}  how")
+    print("stages schedule     micro-batches  theory measured  ratio  sending  how")
     try:
         for stages in arguments.stages:
             for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)):
@@ -157,14 +176,15 @@ def _row(pool: RankPool, stages: int, schedule: str, chunks: int, micro_batches:
     seen = measure(pool, plan, steps=steps if has_cores else 1, micro_batches=micro_batches)
     if has_cores:
         forward_s, backward_s = (_mean_s(seen, kinds) for kinds in (("forward",), ("backward", "weights")))
-        theory, measured, how = in_theory(plan, micro_batches, backward=backward_s / forward_s), by_clock(seen), "clock"
+        theory, how = in_theory(plan, micro_batches, backward=backward_s / forward_s), "clock"
+        measured, sending = by_clock(seen, pieces=plan.pieces)
     else:
-        theory, measured, how = (
-            in_theory(plan, micro_batches, backward=2.0),
-            by_order(seen, pieces=plan.pieces),
-            "order",
-        )
-    return f"{stages:6} {schedule:12} {micro_batches:13} {theory:7.1%} {measured:8.1%} {measured / theory:6.2f}  {how}"
+        theory, how = in_theory(plan, micro_batches, backward=2.0), "order"
+        measured, sending = by_order(seen, pieces=plan.pieces), 0.0
+    return (
+        f"{stages:6} {schedule:12} {micro_batches:13} {theory:7.1%} {measured:8.1%} {measured / theory:6.2f} "
+        f"{sending:8.1%}  {how}"
+    )
 
 
 def _mean_s(stages: list[list[list[Any]]], kinds: tuple[str, ...]) -> float:
