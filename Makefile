@@ -1,5 +1,5 @@
 # make demo: measure this machine, then train examples/gpt.py with two workers for about a minute.   make test: everything CI runs.
-# Both need Python 3.11 or newer and make; all else is installed into .venv.
+# Both need Python 3.11 or newer, make and a C compiler; all else is installed into .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 # The file is made last: a setup that was cut short starts again, one that is done is instant.
 setup: .venv/.done
-.venv/.done: pyproject.toml constraints.txt
+.venv/.done: pyproject.toml constraints.txt build_native.py $(wildcard shoal/native/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"

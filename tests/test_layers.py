@@ -18,6 +18,7 @@ LINES = [
     {"compress", "profile"},
     {"comm"},
     {"spec"},
+    {"native"},
     {"core"},
 ]
 HEIGHT = {room: len(LINES) - number for number, line in enumerate(LINES) for room in line}

@@ -27,6 +27,7 @@ from torch import nn
 from shoal.comm.shm.buffer import SharedBuffer
 from shoal.comm.shm.group import SharedGroup
 from shoal.core.errors import JobError
+from shoal.native.memory import copy
 
 _ALIGNED = 64  # elements: a gradient begins on a line of the cache of its own
 
@@ -126,7 +127,7 @@ class SharedGradients:
             raise JobError("sparse gradients cannot meet in shared memory. Build the embedding with sparse=False.")
         if gradient.data_ptr() == view.data_ptr():
             return
-        view.copy_(gradient)
+        copy(view, gradient)
         parameter.grad = view
 
     def _note_ready(self, number: int) -> None:

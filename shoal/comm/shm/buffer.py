@@ -17,6 +17,7 @@ from shoal.comm.shm.bells import Bells, bells_bytes, make_bells
 from shoal.comm.shm.memory import SharedMap
 from shoal.comm.shm.sums import CHUNK_BYTES, Adder, slice_of
 from shoal.comm.shm.watch import LINE_BYTES, Watch
+from shoal.native.memory import rows_adder
 
 # Rows that begin at the same place of a page are slow to add: the processor takes a load for one that follows a store
 # to the same address when only the lowest 12 bits agree.
@@ -68,6 +69,7 @@ class SharedBuffer:
         """The memory of this worker."""
         self.ready = Bells(memory, 0, index=index, count=count, watch=watch)
         self.done = Bells(memory, bells_bytes(count), index=index, count=count, watch=watch)
+        self._add_rows = rows_adder(self.rows) if numel else None
         self._pieces: dict[tuple[int, int], list[list[torch.Tensor]]] = {}
 
     def populate_own(self) -> None:
@@ -96,6 +98,9 @@ class SharedBuffer:
 
         Only while all workers are at it, or wait: between "ready" of all and "done" of all.
         """
+        if self._add_rows is not None:
+            self._add_rows(*slice_of(begin, end, index=self._index, count=self._count))
+            return
         for rows in self._pieces_of(begin, end):
             self._adder.add(rows, out=rows[0])
             for row in rows[1:]:
