@@ -1,4 +1,6 @@
-"""Compiles shoal/native/*.c into one shared library, when shoal is installed; without a compiler shoal does without.
+"""Compiles shoal/native/*.c when shoal is installed: one shared library, and one more where libjpeg's headers are.
+
+Without a compiler shoal does without both.
 
 python build_native.py        compile it in place, after a change of a .c file
 """
@@ -15,22 +17,35 @@ except ImportError:  # run by hand
     BuildHookInterface = object
 
 FOLDER = Path(__file__).parent / "shoal" / "native"
-LIBRARY = FOLDER / "shoal_native.so"
+LIBRARY, JPEG_LIBRARY = FOLDER / "shoal_native.so", FOLDER / "shoal_jpeg.so"
+NEEDS_LIBJPEG = FOLDER / "jpeg_libjpeg.c"
 FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-ffp-contract=off"]
 
 
 def compile_native() -> str | None:
-    """Compile the library; return why not, if that fails."""
-    sources = sorted(map(str, FOLDER.glob("*.c")))
-    unfinished = LIBRARY.with_suffix(f".{os.getpid()}")
-    command = [os.environ.get("CC", "cc"), *FLAGS, *sources, "-o", str(unfinished)]
+    """Compile the library that needs nothing; return why not, if that fails."""
+    return _compile([path for path in FOLDER.glob("*.c") if path != NEEDS_LIBJPEG], LIBRARY, ["-lm"])
+
+
+def compile_jpeg() -> str | None:
+    """Compile the library that needs libjpeg-turbo; return why not, if that fails."""
+    return _compile([NEEDS_LIBJPEG, FOLDER / "jpeg_header.c"], JPEG_LIBRARY, ["-ljpeg"])
+
+
+def _compile(sources: list[Path], library: Path, libraries: list[str]) -> str | None:
+    unfinished = library.with_suffix(f".{os.getpid()}")
+    command = [os.environ.get("CC", "cc"), *FLAGS, *sorted(map(str, sources)), "-o", str(unfinished), *libraries]
     try:
-        subprocess.run(command, check=True, timeout=300)
-        unfinished.replace(LIBRARY)
+        done = subprocess.run(command, check=False, timeout=300, stderr=subprocess.PIPE, text=True)
+        if done.returncode == 0:
+            sys.stderr.write(done.stderr)  # warnings
+            unfinished.replace(library)
+            return None
+        return done.stderr
     except (OSError, subprocess.SubprocessError) as error:
-        unfinished.unlink(missing_ok=True)
         return str(error)
-    return None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -42,6 +57,13 @@ class CustomBuildHook(BuildHookInterface):
             self.app.display_warning(f"shoal is installed without its C part, and loads data slower: {problem}")
             return
         build_data["artifacts"].append("/shoal/native/shoal_native.so")
+        if (problem := compile_jpeg()) is None:
+            build_data["artifacts"].append("/shoal/native/shoal_jpeg.so")
+        else:
+            self.app.display_warning(
+                "shoal is installed without libjpeg-turbo (its header jpeglib.h is not here: libjpeg62-turbo-dev or "
+                f"libjpeg-turbo-devel), and packs JPEGs as they are: {problem}"
+            )
         build_data["pure_python"], build_data["tag"] = False, f"py3-none-{_platform()}"
 
 
@@ -54,3 +76,5 @@ def _platform() -> str:
 if __name__ == "__main__":
     if (said := compile_native()) is not None:
         sys.exit(said)
+    if (said := compile_jpeg()) is not None:
+        sys.stderr.write(f"Without libjpeg-turbo: {said}")
