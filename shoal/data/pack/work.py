@@ -1,0 +1,277 @@
+"""One group of a source's slices -> parts. Several processes do this at once, each with a group of its own.
+
+1. Read samples, many at a time where the source can, and encode them: a block of rows.
+2. Append the block's rows to the part until one would take it beyond `part_bytes`; write the part, begin the next.
+3. When a part is on the disk, write into the journal that it is there, and how far the source has been read.
+4. After each slice, see whether the source is still what it was when reading began.
+
+Parts begin and end with a group, and within it depend on the rows alone: the bytes of a pack do not depend on who
+wrote it.
+
+Example: parts of at most 256 MB, a group of three slices with 100 MB each: one part of 256 MB, one of 44 MB.
+"""
+
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.core.errors import DataError
+from shoal.data.pack.encode import Batch, Encoded, Sample, batch_rows, encode_batch, encode_rows, without_first
+from shoal.data.pack.journal import Journal, Progress
+from shoal.data.pack.manifest import Part
+from shoal.data.pack.part_file import PartBuffers, write_part
+from shoal.data.pack.schema import Column, stored_columns
+
+CHUNK_ROWS = 1024
+CHUNK_BYTES = 8 << 20
+MOST_EXAMPLES = 5
+_TELL_S = 0.1
+
+Tell = Callable[[int, int], None]
+"""Called with the rows and bytes that were added since."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Slices that follow each other."""
+
+    number: int
+    slices: tuple[Any, ...]
+    part_bytes: int
+    """What a part of it may take at most."""
+    about_bytes: int
+    """What the group takes, as far as the source can tell."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every process that writes must know."""
+
+    folder: Path
+    columns: tuple[Column, ...]
+    block_rows: dict[str, int]
+    is_strict: bool
+    """Whether a sample that does not fit ends it all."""
+    threads: int
+    sync: bool
+    """Whether a part counts as finished only when it is on the disk."""
+
+    def buffers(self) -> PartBuffers:
+        """Return empty buffers for parts."""
+        return PartBuffers(stored_columns(self.columns))
+
+
+def write_group(
+    source: Any,
+    group: Group,
+    recipe: Recipe,
+    *,
+    buffers: PartBuffers,
+    tell: Tell,
+    samples: Iterator[Sample] | None = None,
+) -> Progress:
+    """Pack a group, going on where the journal says; return what it then says.
+
+    `buffers` are empty, and may have been another group's. `samples` are those of the group's only slice, if some of
+    them had to be read before.
+    """
+    with ThreadPoolExecutor(max(1, recipe.threads)) as threads, ThreadPoolExecutor(1) as disk:
+        writer = _Writer(source, group, recipe, buffers=buffers, tell=tell, disk=disk)
+        while not writer.progress.is_done:
+            part = group.slices[writer.progress.slice]
+            for encoded in _encoded(source, part, recipe, threads, first=writer.progress.samples, samples=samples):
+                writer.take(encoded)
+            writer.end_slice()
+        writer.finish()
+        return writer.progress
+
+
+class _Writer:
+    """The parts of one group."""
+
+    def __init__(
+        self,
+        source: Any,
+        group: Group,
+        recipe: Recipe,
+        *,
+        buffers: PartBuffers,
+        tell: Tell,
+        disk: ThreadPoolExecutor,
+    ) -> None:
+        self._source, self._group, self._recipe, self._disk = source, group, recipe, disk
+        self._journal = Journal(recipe.folder)
+        self._buffers = buffers
+        self._teller = _Teller(tell)
+        self._syncing: Future[None] | None = None
+        fingerprints = tuple(source.fingerprint(part) for part in group.slices)
+        self.progress = self._journal.read(group.number)
+        if self.progress.fingerprints != fingerprints or not all(fingerprints):
+            self._journal.forget(group.number)
+            self.progress = Progress(fingerprints=fingerprints)
+        self._teller.tell(self.progress.num_rows, self.progress.num_bytes)
+
+    def take(self, encoded: Encoded) -> None:
+        """Append the rows, part by part; a block's samples count as read when their rows are in a part."""
+        block, begin = encoded.block, 0
+        before = self.progress
+        ends = np.cumsum(block.row_bytes())
+        if self._buffers.num_rows == 0:
+            self._buffers.reserve(block, min(self._group.part_bytes, self._group.about_bytes))
+        while begin < block.num_rows:
+            done = int(ends[begin - 1]) if begin else 0
+            room = self._group.part_bytes - self._buffers.num_bytes
+            end = int(np.searchsorted(ends, done + room, side="right"))
+            if end == begin and self._buffers.num_rows == 0:
+                end = begin + 1  # a row larger than a part has one for itself
+            if end > begin:
+                num_bytes = int(ends[end - 1]) - done
+                self._buffers.append(block, begin, end, num_bytes)
+                self._teller.tell(end - begin, num_bytes)
+                samples = int(encoded.kept[end - 1]) + 1
+                self._read(before, encoded, samples=samples, skipped=samples - end)
+            if end < block.num_rows:
+                self._write()
+            begin = end
+        self._read(before, encoded, samples=encoded.samples, skipped=len(encoded.errors))
+
+    def _read(self, before: Progress, encoded: Encoded, *, samples: int, skipped: int) -> None:
+        self.progress = dataclasses.replace(
+            self.progress,
+            samples=before.samples + samples,
+            skipped=before.skipped + skipped,
+            examples=(*before.examples, *encoded.errors[:skipped])[:MOST_EXAMPLES],
+        )
+
+    def end_slice(self) -> None:
+        """Go to the next slice, if the source is still the same."""
+        progress = self.progress
+        now = self._source.fingerprint(self._group.slices[progress.slice])
+        if now != progress.fingerprints[progress.slice]:
+            self._wait()
+            self._journal.forget(self._group.number)
+            raise DataError(
+                f"the source has changed while it was read ({_named(self._group.slices[progress.slice])}). "
+                "Run the same shoal pack again when nobody writes to it: what is finished of the rest is kept."
+            )
+        is_done = progress.slice + 1 == len(self._group.slices)
+        self.progress = dataclasses.replace(progress, slice=progress.slice + 1, samples=0, is_done=is_done)
+
+    def finish(self) -> None:
+        """Write the last part, and have all of them on the disk."""
+        if self._buffers.num_rows:
+            self._write()
+        self._wait()
+        self._journal.write(self._group.number, self.progress)
+        self._teller.flush()
+
+    def _write(self) -> None:
+        recipe, number = self._recipe, len(self.progress.parts)
+        part = write_part(recipe.folder, f"{self._group.number:05d}-{number:05d}", self._buffers, recipe.block_rows)
+        self._buffers.clear()
+        self.progress = dataclasses.replace(self.progress, parts=(*self.progress.parts, part))
+        self._wait()
+        self._syncing = self._disk.submit(self._settle, part, self.progress)
+
+    def _settle(self, part: Part, progress: Progress) -> None:
+        """Have a part on the disk, then in the journal; meanwhile the next one is being made."""
+        for file in part.files if self._recipe.sync else ():
+            handle = os.open(self._recipe.folder / file.name, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        self._journal.write(self._group.number, progress)
+
+    def _wait(self) -> None:
+        if self._syncing is not None:
+            self._syncing.result()
+            self._syncing = None
+
+
+class _Teller:
+    """Tells now and then, not at every block."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._rows, self._bytes, self._told_s = tell, 0, 0, 0.0
+
+    def tell(self, rows: int, num_bytes: int) -> None:
+        self._rows, self._bytes = self._rows + rows, self._bytes + num_bytes
+        if time.monotonic() - self._told_s > _TELL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        self._tell(self._rows, self._bytes)
+        self._rows, self._bytes, self._told_s = 0, 0, time.monotonic()
+
+
+def _named(part: Any) -> str:
+    items = getattr(part, "items", ())
+    return f"{items[0]}{' ...' if len(items) > 1 else ''}" if items else repr(part)
+
+
+def _encoded(
+    source: Any,
+    part: Any,
+    recipe: Recipe,
+    threads: ThreadPoolExecutor,
+    *,
+    first: int,
+    samples: Iterator[Sample] | None,
+) -> Iterator[Encoded]:
+    """Yield the samples of a slice from number `first` on, encoded."""
+    if samples is None and hasattr(source, "read_batches"):
+        batches, seen = source.read_batches(part), 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except DataError:
+                break  # its samples are read one by one: to say which cannot be read, or to leave out only those
+            if batch is None:
+                return
+            if seen + batch[0] > first:
+                yield from _encoded_batch(without_first(batch, first - seen), recipe, threads)
+                first = seen + batch[0]
+            seen += batch[0]
+    rest = itertools.islice(source.read(part) if samples is None else samples, first, None)
+    for chunk in chunks(rest):
+        yield encode_rows(recipe.columns, chunk, threads=threads, is_strict=recipe.is_strict)
+
+
+def _encoded_batch(batch: Batch, recipe: Recipe, threads: ThreadPoolExecutor) -> Iterator[Encoded]:
+    try:
+        encoded = encode_batch(recipe.columns, batch)
+    except DataError:  # of images, or something in it does not fit
+        for chunk in chunks(iter(batch_rows(batch))):
+            yield encode_rows(recipe.columns, chunk, threads=threads, is_strict=recipe.is_strict)
+    else:
+        yield encoded
+
+
+def chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+    """Yield samples in lists of at most CHUNK_ROWS, and of about CHUNK_BYTES where they are large."""
+    chunk: list[Sample] = []
+    num_bytes = 0
+    for sample in samples:
+        chunk.append(sample)
+        if not isinstance(sample[1], DataError):
+            num_bytes += sum(size_of(value) for value in sample[1].values())
+        if len(chunk) >= CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes a value takes."""
+    size = getattr(value, "nbytes", None)
+    return int(size) if size is not None else len(value) if hasattr(value, "__len__") else 8
