@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from shoal.api import train as train
     from shoal.api import verify as verify
     from shoal.core.errors import ShoalError as ShoalError
+    from shoal.data.loader import Loader as Loader
+    from shoal.data.loading.crops import ImageOptions as ImageOptions
+    from shoal.data.pack.writer import pack as pack
+    from shoal.data.view import View as View
     from shoal.planner.memory.fit import Estimate as Estimate
     from shoal.planner.search.ranking import Ranking as Ranking
     from shoal.report.summary import Summary as Summary
@@ -32,8 +36,10 @@ _HOMES = {
     "Cluster": "shoal.spec.cluster",
     "Device": "shoal.spec.device",
     "Estimate": "shoal.planner.memory.fit",
+    "ImageOptions": "shoal.data.loading.crops",
     "Job": "shoal.spec.job",
     "Link": "shoal.spec.device",
+    "Loader": "shoal.data.loader",
     "Mesh": "shoal.spec.plan",
     "Node": "shoal.spec.cluster",
     "Plan": "shoal.spec.plan",
@@ -43,7 +49,9 @@ _HOMES = {
     "Summary": "shoal.report.summary",
     "Sync": "shoal.spec.plan",
     "Verdict": "shoal.training.verify",
+    "View": "shoal.data.view",
     "fit": "shoal.api",
+    "pack": "shoal.data.pack.writer",
     "plan": "shoal.api",
     "start": "shoal.api",
     "train": "shoal.api",
@@ -55,8 +63,10 @@ __all__ = [
     "Cluster",
     "Device",
     "Estimate",
+    "ImageOptions",
     "Job",
     "Link",
+    "Loader",
     "Mesh",
     "Node",
     "Plan",
@@ -66,7 +76,9 @@ __all__ = [
     "Summary",
     "Sync",
     "Verdict",
+    "View",
     "fit",
+    "pack",
     "plan",
     "start",
     "train",

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, cost, fit, plan, probe, report, train, verify, worker
+from shoal.cli import bench, cost, fit, pack, plan, probe, report, stage, train, verify, worker
 from shoal.core.errors import ShoalError, WorkerFailed
 
 VERBS = {
@@ -17,6 +17,8 @@ VERBS = {
     "verify": verify,
     "report": report,
     "probe": probe,
+    "pack": pack,
+    "stage": stage,
     "cost": cost,
     "bench": bench,
     "worker": worker,
@@ -34,6 +36,7 @@ example:
   shoal train examples/gpt.py --workers 2      train with two workers on this machine
   shoal verify examples/gpt.py --mesh shard=2,tensor=2     prove that a plan trains the same model
   shoal report runs/gpt-1                      see where the time went
+  shoal pack photos/ photos.pack               write a dataset so that it loads fast
 """
 
 

@@ -1,56 +1,45 @@
-"""A loader over any map-style dataset: each step's part of the global batch, loaded ahead in the background."""
+"""A loader to use on its own, in the place of torch's DataLoader.
 
-import queue
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+1. The order of samples is a pure function of (seed, epoch, position); batch b of an epoch is positions
+   [b * batch_size, (b + 1) * batch_size), and a worker takes its share of each. So the number of workers, threads or
+   processes changes who loads what, never what is loaded, and where a loader stands is two integers.
+2. From a pack, some batches are gathered by one call into memory that is used again and again; of other datasets,
+   samples are taken one by one and collated.
+3. A batch stays as it is until the next one is asked for. Whoever keeps batches for longer says `copy=True`.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
-import numpy as np
-from torch.utils.data import default_collate
+import torch
 
-from shoal.core.errors import DataError
-from shoal.data.order import Indices, order
-from shoal.data.partition import global_batch
-from shoal.spec.parts import cut
-
-_BLOCK = 4096
-_NOTICEABLE = 0.05
-
-
-@dataclass(frozen=True)
-class Part:
-    """One worker's part of one global batch."""
-
-    step: int
-    """Which step it is for, from 1."""
-    epoch: int
-    samples: tuple[int, ...]
-    """The numbers of its samples in the dataset."""
-    batch_samples: int
-    """How many samples the global batch has."""
-    batch: Any
-    """The samples, collated. Of an empty part, as a last, partial batch may leave it, a stand-in of one sample."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    """The samples at the positions of an epoch from `first` on."""
-
-    epoch: int
-    first: int
-    samples: Indices
+from shoal.core.errors import ConfigError
+from shoal.data.loading.chunk import Load, Loaded, Reader, chunk_loader
+from shoal.data.loading.crops import ImageOptions
+from shoal.data.loading.dataset import DatasetReader
+from shoal.data.loading.device import Sender, map_tensors
+from shoal.data.loading.feed import Feed
+from shoal.data.loading.pace import Pace, Report
+from shoal.data.loading.processes import ProcessFeed
+from shoal.data.loading.slot import Slot
+from shoal.data.loading.state import Place, read_state, write_state
+from shoal.data.loading.transform import Transform
+from shoal.data.order import Order
+from shoal.data.pack.reader import Pack
+from shoal.data.partition import Schedule
+from shoal.data.stage.staged import Staged
+from shoal.data.steps import default_threads
+from shoal.data.view import View
 
 
 class Loader:
-    """Iterates over the parts of worker `index`, from step `first_step` to `last_step`.
+    """Batches of `data`: a pack (its path, a Pack, a View or a Staged), or any map-style dataset.
 
-    A thread loads them. At first it loads each part when it is asked for; once that takes a noticeable time of the
-    worker's, it loads `ahead` parts in advance. Not from the start, because a thread that runs beside the worker on
-    cores that are all busy costs more than it brings where loading is cheap: 3 to 5% of a step of 15 ms, with 2 workers
-    on 2 cores (2026-11), since every delay of one worker is waited for by all.
+    Each iteration is the next epoch; with `epochs`, it is that many in one go. `batch_size` is global: with `shares`,
+    this is worker `index`, whose batches are its part of each (an empty one where a last, partial batch leaves it
+    nothing).
     """
 
     def __init__(
@@ -58,144 +47,174 @@ class Loader:
         data: Any,
         *,
         batch_size: int,
-        shares: Sequence[float],
-        index: int,
-        last_step: int,
-        first_step: int = 1,
-        seed: int = 0,
         shuffle: bool = True,
+        seed: int = 0,
+        epochs: int = 1,
+        drop_last: bool = False,
+        shares: Sequence[float] = (1.0,),
+        index: int = 0,
+        block_rows: int | None = None,
+        columns: Sequence[str] | None = None,
+        window: int | None = None,
+        stride: int | None = None,
+        with_documents: bool = False,
+        pack_documents: bool = False,
+        ragged: str = "list",
+        image: ImageOptions | None = None,
+        transform: Callable[..., Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        ahead: int = 2,
-        is_ahead: bool = False,
+        threads: int | None = None,
+        workers: int = 0,
+        prefetch: int | str = "auto",
+        device: torch.device | str | None = None,
+        copy: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
-        self._data = data
-        self._batch_size = batch_size
-        self._shares = shares
-        self._index = index
-        self._steps = range(first_step, last_step + 1)
-        self._seed = seed
-        self._shuffle = shuffle
-        self._collate = collate or default_collate
-        self._ahead = ahead
-        self._timeout_s = timeout_s
-        self._block: _Block | None = None
-        self._is_ahead = is_ahead
-        self._slow_parts = 0
-        self._wanted = threading.Event()
+        self._reader = _reader(
+            data,
+            collate=collate,
+            index=index,
+            transform=transform,
+            columns=columns,
+            window=window,
+            stride=stride,
+            with_documents=with_documents,
+            pack_documents=pack_documents,
+            ragged=ragged,
+            image=image,
+        )
+        _check(batch_size=batch_size, epochs=epochs, shares=shares, index=index, prefetch=prefetch, workers=workers)
+        num_samples = self._reader.num_samples
+        self._schedule = Schedule(num_samples, batch_size, shares=tuple(shares), index=index, drop_last=drop_last)
+        if self._schedule.steps_per_epoch == 0:
+            raise ConfigError(f"{num_samples} samples make no batch of {batch_size}. Leave out drop_last=True.")
+        self._order = Order(num_samples, seed=seed, is_shuffled=shuffle, block_rows=block_rows)
+        self._epochs, self._timeout_s, self._copy = epochs, timeout_s, copy
+        self._sender = Sender(device)
+        self._workers = workers
+        is_dataset = isinstance(self._reader, DatasetReader)
+        self._threads = workers or threads or (1 if is_dataset else default_threads())
+        fixed = None if isinstance(prefetch, str) else prefetch
+        self._at_once = self._reader.batches_at_once(self._schedule.part_samples)
+        self._pace = Pace(
+            threads=self._threads,
+            prefetch=None if fixed is None else -(-fixed // self._at_once),
+            is_ahead=self._sender.is_needed or bool(workers),
+            at_first=max(2, self._threads),
+        )
+        self._step = 0
+        """The step of the next batch, over all epochs."""
+        self._is_loaded = False
 
-    def __iter__(self) -> Iterator[Part]:
-        """Yield the parts in order, loaded by a thread that ends with the iteration."""
-        parts: queue.Queue[Part | BaseException | None] = queue.Queue(maxsize=self._ahead)
-        stop = threading.Event()
-        thread = threading.Thread(target=self._fill, args=(parts, stop), name="shoal-loader", daemon=True)
-        thread.start()
-        try:
-            asked = time.perf_counter()
-            while (part := self._next(parts)) is not None:
-                if isinstance(part, BaseException):
-                    raise part
-                given = time.perf_counter()
-                yield part
-                self._decide(waited_s=given - asked, used_s=time.perf_counter() - given)
-                asked = time.perf_counter()
-        finally:
-            stop.set()
-            self._wanted.set()
-            _drain(parts)
-            thread.join(timeout=10)  # a dataset stuck in I/O must not keep the worker from ending
+    def __len__(self) -> int:
+        """How many batches a whole iteration has."""
+        return self._schedule.steps_per_epoch * self._epochs
 
-    def _decide(self, *, waited_s: float, used_s: float) -> None:
-        """Load ahead from now on if the worker has waited for a noticeable part of its time, three times in a row."""
-        self._slow_parts = self._slow_parts + 1 if waited_s > _NOTICEABLE * used_s else 0
-        self._is_ahead = self._is_ahead or self._slow_parts >= 3
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
+        return self._step // self._schedule.steps_per_epoch
 
-    def _next(self, parts: "queue.Queue[Part | BaseException | None]") -> Part | BaseException | None:
-        self._wanted.set()
-        try:
-            return parts.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise DataError(
-                f"the dataset has delivered nothing to worker {self._index} for {self._timeout_s:g} s (timeout_s)."
-            ) from None
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches from where a loaded state stood, or else of the next epoch."""
+        per_epoch = self._schedule.steps_per_epoch
+        if not self._is_loaded:
+            self._step = -(-self._step // per_epoch) * per_epoch  # what is left of an epoch that was broken off
+        self._is_loaded = False
+        first = self._step
+        return self._batches(first, (first // per_epoch + self._epochs) * per_epoch)
 
-    def _fill(self, parts: "queue.Queue[Part | BaseException | None]", stop: threading.Event) -> None:
-        loading = self._load()
-        try:
-            while not stop.is_set():
-                if not self._is_ahead and not self._wanted.wait(timeout=1.0):
-                    continue
-                self._wanted.clear()
-                part = next(loading, None)
-                if not _put(parts, part, stop) or part is None:
-                    return
-        except BaseException as error:  # whatever it is, it belongs to the worker, not to this thread
-            _put(parts, error, stop)
+    def _batches(self, first: int, last: int) -> Iterator[Any]:
+        with closing(self._chunks(first, last)) as chunks:
+            for loaded in chunks:
+                for step, batch in zip(loaded.chunk.steps, self._sender.receive(loaded), strict=True):
+                    self._step = step + 1  # before it is given: a state that is asked for meanwhile counts it
+                    yield batch
 
-    def _load(self) -> Iterator[Part]:
-        for step in self._steps:
-            where = global_batch(step - 1, num_samples=len(self._data), batch_size=self._batch_size)
-            bounds = cut(where.num_samples, self._shares)
-            first, last = where.first + bounds[self._index], where.first + bounds[self._index + 1]
-            samples = self._order(where.epoch, first, last)
-            # Workers wait for each other in every step, so that one without samples computes on a stand-in.
-            batch = self._fetch(samples or self._order(where.epoch, where.first, where.first + 1), step)
-            yield Part(step, where.epoch, tuple(samples), where.num_samples, batch)
+    def _chunks(self, first: int, last: int) -> Generator[Loaded, None, None]:
+        load = chunk_loader(self._reader, self._schedule, self._order)
+        if self._workers:
+            return self._from_processes(first, last, load)
+        return Feed(
+            self._schedule.chunks(first, last, at_once=self._at_once),
+            self._sender.sending(load),
+            threads=self._threads,
+            pace=self._pace,
+            new_slot=lambda: Slot(pin=self._sender.is_needed),
+            reuse=not self._copy,
+            timeout_s=self._timeout_s,
+        ).chunks()
 
-    def _order(self, epoch: int, first: int, last: int) -> list[int]:
-        """Return the samples at positions [first, last): looked up in a block that is computed at once.
+    def _from_processes(self, first: int, last: int, load: Load) -> Generator[Loaded, None, None]:
+        feed = ProcessFeed(
+            lambda: self._schedule.chunks(first, last, at_once=self._at_once),
+            load,
+            workers=self._workers,
+            pace=self._pace,
+            timeout_s=self._timeout_s,
+        )
+        with closing(feed.chunks()) as chunks:
+            for loaded in chunks:
+                slot = Slot()
+                sent = self._sender.send(loaded, slot)
+                if self._copy and sent is loaded:
+                    sent = Loaded(loaded.chunk, [map_tensors(torch.clone, batch) for batch in loaded.batches])
+                yield sent
+                slot.wait()  # before the process fills that memory again
 
-        A call into NumPy costs the same for one position and for a thousand (0.1 ms).
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: after the batch that it gave last."""
+        return write_state(self._place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on, in the next iteration, behind the batch after which `state` was taken: by any number of workers.
+
+        A state from the end of an epoch goes on with the next.
         """
-        if not self._shuffle:
-            return list(range(first, last))
-        block = self._block
-        if (
-            block is None
-            or block.epoch != epoch
-            or not block.first <= first <= last <= block.first + len(block.samples)
-        ):
-            end = min(first + max(_BLOCK, last - first), len(self._data))
-            positions = np.arange(first, end, dtype=np.int64)
-            block = _Block(epoch, first, order(len(self._data), positions, seed=self._seed, epoch=epoch))
-            self._block = block
-        samples: list[int] = block.samples[first - block.first : last - block.first].tolist()
-        return samples
+        self._step = read_state(state, self._place)
+        self._is_loaded = True
 
-    def _fetch(self, samples: list[int], step: int) -> Any:
-        if hasattr(self._data, "__getitems__"):
-            items = self._guarded(self._data.__getitems__, samples, _listed(samples), step)
-        else:
-            items = [self._guarded(self._data.__getitem__, i, f"sample {i}", step) for i in samples]
-        return self._guarded(self._collate, items, f"the batch of {_listed(samples)}", step)
+    @property
+    def _place(self) -> Place:
+        return Place(self._step, self._schedule, self._order)
 
-    def _guarded(self, load: Callable[[Any], Any], argument: Any, what: str, step: int) -> Any:
-        try:
-            return load(argument)
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise DataError(
-                f"{what} cannot be loaded for step {step} on worker {self._index}: "
-                f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})."
-            ) from error
+    def report(self) -> Report:
+        """Return what loading cost so far; as a str, whether it was the bottleneck."""
+        return self._pace.report()
 
 
-def _put(parts: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
-    """Put `item` and return True, or return False when the iteration has ended meanwhile."""
-    while not stop.is_set():
-        try:
-            parts.put(item, timeout=0.1)
-        except queue.Full:
-            continue
-        return True
-    return False
+def _reader(
+    data: Any,
+    *,
+    collate: Callable[[list[Any]], Any] | None,
+    index: int,
+    transform: Callable[..., Any] | None,
+    **options: Any,
+) -> Reader:
+    """Return what reads `data`: its own way for packs, sample by sample for the rest."""
+    is_pack = isinstance(data, (str, os.PathLike, Pack, Staged))
+    if is_pack and collate is None:
+        return View(data, transform=transform, **options)
+    if isinstance(data, View) and collate is None and transform is not None:
+        return data.transformed(transform)
+    asked = [name for name, value in options.items() if value not in (None, False, "list")]
+    if asked and not is_pack:
+        raise ConfigError(f"Loader({', '.join(asked)}=...) is for the path of a pack, not for {type(data).__name__}.")
+    if isinstance(data, View) and collate is None:
+        return data
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or isinstance(data, dict):
+        raise ConfigError(f"Loader needs a pack or a dataset with len() and [index], not {type(data).__name__}.")
+    samples = View(data, **options) if is_pack else data
+    if len(samples) == 0:
+        raise ConfigError("the dataset is empty: there is nothing to load.")
+    return DatasetReader(samples, collate=collate, finish=Transform(transform) if transform else None, index=index)
 
 
-def _drain(parts: "queue.Queue[Any]") -> None:
-    while not parts.empty():
-        parts.get_nowait()
-
-
-def _listed(samples: list[int]) -> str:
-    shown = ", ".join(map(str, samples[:8]))
-    return f"samples {shown}" + (f" and {len(samples) - 8} more" if len(samples) > 8 else "")
+def _check(*, batch_size: int, epochs: int, shares: Sequence[float], index: int, prefetch: Any, workers: int) -> None:
+    for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("workers", workers, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"Loader({name}={value!r}) must be a whole number of at least {least}.")
+    if not 0 <= index < len(shares) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(f"Loader(index={index}, shares={tuple(shares)}): shares are fractions of 1, one a worker.")
+    if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
+        raise ConfigError(f"Loader(prefetch={prefetch!r}) must be 'auto' or how many batches to load ahead.")

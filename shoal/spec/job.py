@@ -1,11 +1,13 @@
 """Job: what to train."""
 
 import dataclasses
+import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.core.errors import ConfigError, did_you_mean
+from shoal.core.errors import ConfigError, DataError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,8 @@ class Job:
     optimizer: Callable[[Any], Any]
     """`optimizer(parameters)`: builds a `torch.optim.Optimizer`."""
     data: Any
-    """A map-style dataset: `len(data)` and `data[i]`, or `data.__getitems__([i, ...])` where it has one."""
+    """The path of a pack, a `shoal.View` of one, or a map-style dataset: `len(data)` and `data[i]`, or
+    `data.__getitems__([i, ...])` where it has one."""
     batch_size: int
     """Samples in a global batch."""
     steps: int | None = None
@@ -42,15 +45,18 @@ class Job:
     clip_norm: float | None = None
     """Clip the gradient of the whole model to this norm."""
     eval_data: Any = None
-    """A map-style dataset to evaluate on, at the end and every `eval_every_steps`."""
+    """What to evaluate on, at the end and every `eval_every_steps`: like `data`."""
     eval_every_steps: int | None = None
     """How often to evaluate. Without it, only at the end."""
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     """`{name: metric(output, batch)}`: each a mean over what `weight` counts; reported beside the loss."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Samples -> batch. Without it, torch's default_collate."""
+    """Samples -> batch. Without it, torch's default_collate; packs are then gathered without making samples."""
     shuffle: bool = True
     """Whether the order of samples is a permutation, another one each epoch, or as they lie."""
+    block_rows: int | None = None
+    """Shuffle blocks of so many neighbouring samples, and samples among 16 such blocks: for storage that hates random
+    reads. Without it, all samples are shuffled among each other."""
     stages: Sequence[str] | None = None
     """Names of the modules with which the second, third, ... stage of a pipeline begins. Without it, they are found."""
     tensor_plan: Mapping[str, str] | None = None
@@ -74,10 +80,11 @@ class Job:
             value = getattr(self, name)
             self._check(name, value is None or callable(value), "must be a function or None")
         for name in ("data", "eval_data"):
+            object.__setattr__(self, name, _opened(name, getattr(self, name)))
             value = getattr(self, name)
             self._check(name, (value is None and name != "data") or is_map_style(value), _MAP_STYLE)
         self._check("batch_size", _is_positive_int(self.batch_size), "must be a whole number of at least 1")
-        for name in ("steps", "epochs", "eval_every_steps"):
+        for name in ("steps", "epochs", "eval_every_steps", "block_rows"):
             value = getattr(self, name)
             self._check(name, value is None or _is_positive_int(value), "must be a whole number of at least 1")
         self._check("clip_norm", self.clip_norm is None or self.clip_norm > 0, "must be more than 0")
@@ -111,7 +118,19 @@ class Job:
         return self if steps is None else dataclasses.replace(self, steps=steps, epochs=None)
 
 
-_MAP_STYLE = "must be a map-style dataset, with len() and [index]"
+_MAP_STYLE = "must be a map-style dataset, with len() and [index], or the path of a pack"
+
+
+def _opened(name: str, data: Any) -> Any:
+    """Return the samples of the pack that a path names; other data as it is."""
+    if not isinstance(data, (str, os.PathLike)):
+        return data
+    # By its name, as `import shoal` finds what is public: only a job that has a pack loads the room that reads it.
+    view = importlib.import_module("shoal.data.view").View
+    try:
+        return view(data)
+    except DataError as error:
+        raise ConfigError(f"Job.{name}: {error}") from None
 
 
 def is_map_style(data: Any) -> bool:

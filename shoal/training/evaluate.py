@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.mesh import Position
-from shoal.data.loader import Loader
+from shoal.data.steps import StepLoader
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.training.pieces import Cutter, Piece
@@ -40,8 +40,8 @@ def evaluate(
     return dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))
 
 
-def _parts(job: Job, plan: Plan, *, position: Position) -> Loader:
-    return Loader(
+def _parts(job: Job, plan: Plan, *, position: Position) -> StepLoader:
+    return StepLoader(
         job.eval_data,
         batch_size=job.batch_size,
         shares=plan.shares,

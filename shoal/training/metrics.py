@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.core.events import STEP_PARTS, EventLog
-from shoal.data.loader import Part
+from shoal.data.steps import Part
 from shoal.training.scalars import Scalars
 from shoal.training.step import StepResult
 

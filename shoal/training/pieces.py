@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shoal.data.loader import Part
+from shoal.data.steps import Part
 from shoal.planner.search.validate import divisors, takes
 from shoal.spec.job import Job
 from shoal.spec.parts import parts

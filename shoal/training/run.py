@@ -18,7 +18,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml, write_toml
-from shoal.data.loader import Loader, Part
+from shoal.data.steps import Part, StepLoader
 from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
@@ -36,6 +36,9 @@ from shoal.training.step import Pending, Stepper, check_finite
 
 SILENT_S = 15.0
 """How long a worker may be silent before it counts as lost: a busy machine has silenced threads for seconds."""
+
+WORTH_SAYING_S = 1.0
+"""How long a worker must have waited for data before anybody is told: the first batches of a short run say nothing."""
 
 
 class Run:
@@ -105,6 +108,7 @@ class Run:
         self.step_count = 0
         """How many steps have been done."""
         self._part: Part | None = None
+        self._loader: StepLoader | None = None
         self._pending: Pending | None = None
         self._loss = math.nan
 
@@ -129,7 +133,7 @@ class Run:
         The part of a last, partial batch can be empty: `samples` is then, and the batch is a stand-in that counts
         nothing. It must still be given to `step`, for the other workers wait for this one.
         """
-        loader = Loader(
+        loader = StepLoader(
             self.job.data,
             batch_size=self.job.batch_size,
             shares=self.plan.shares,
@@ -138,10 +142,13 @@ class Run:
             last_step=self.job.total_steps,
             seed=self.job.seed,
             shuffle=self.job.shuffle,
+            block_rows=self.job.block_rows,
             collate=self.job.collate,
+            device=self.device,
             timeout_s=self.plan.timeout_s,
             is_ahead=self.device.type == "cuda",
         )
+        self._loader = loader
         self._clock.restart()
         for part in loader:
             self._clock.mark("data_s")
@@ -212,6 +219,9 @@ class Run:
     def finish(self) -> None:
         """Write that this worker did what it had to."""
         self.settle()
+        loading = self._loader.report() if self._loader is not None else None
+        if loading is not None and loading.is_bottleneck and loading.waited_s > WORTH_SAYING_S:
+            self._say(str(loading))
         if self._recording is not None:
             self._recording.write()
         held = state_bytes(self._state.layout, self._state.optimizer)

@@ -24,7 +24,7 @@ import torch
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.mesh import Position
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
-from shoal.data.loader import Part
+from shoal.data.steps import Part
 from shoal.parallel.gradients import clip, squares
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan

@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from shoal.core.errors import DataError
-from shoal.data.loader import Loader, Part
+from shoal.data.steps import Part
+from shoal.data.steps import StepLoader as Loader
 
 UNEQUAL = (0.25, 0.25, 0.10, 0.4)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.data.order import Permutation, order
+from shoal.data.order import GROUP_BLOCKS, Order, Permutation, order
 
 
 @given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
@@ -62,3 +62,45 @@ def test_a_trillion_samples_take_no_memory_and_no_time() -> None:
     assert len(set(samples.tolist())) == 512
     assert peak_bytes < 1_000_000
     assert elapsed_s < 5  # a stored permutation of this length would take hours: no close call
+
+
+@given(
+    num_samples=st.integers(1, 600), block_rows=st.integers(1, 40), seed=st.integers(0, 2**63), epoch=st.integers(0, 9)
+)
+def test_a_block_shuffle_gives_every_sample_one_position(
+    num_samples: int, block_rows: int, seed: int, epoch: int
+) -> None:
+    shuffle = Order(num_samples, seed=seed, block_rows=block_rows)
+    samples = shuffle.samples(np.arange(num_samples), epoch=epoch)
+    assert sorted(samples.tolist()) == list(range(num_samples))
+    for position in range(0, num_samples, 1 + num_samples // 10):
+        assert shuffle.samples(np.array([position]), epoch=epoch)[0] == samples[position]
+
+
+@pytest.mark.parametrize("num_samples", [10_000, 10_007])
+def test_a_group_of_a_block_shuffle_is_made_of_few_blocks(num_samples: int) -> None:
+    block_rows = 20
+    samples = Order(num_samples, seed=1, block_rows=block_rows).samples(np.arange(num_samples), epoch=0)
+    # Behind the short block the groups are shifted: what is looked at here may then be parts of two.
+    most = GROUP_BLOCKS if num_samples % block_rows == 0 else 2 * GROUP_BLOCKS + 1
+    for first in range(0, num_samples, GROUP_BLOCKS * block_rows):
+        blocks = np.unique(samples[first : first + GROUP_BLOCKS * block_rows] // block_rows)
+        assert len(blocks) <= most
+    places = np.argsort(samples)  # where in the epoch each sample stands
+    assert abs(np.corrcoef(np.arange(num_samples), places)[0, 1]) < 0.1
+
+
+def test_block_shuffles_differ_between_seeds_and_epochs_and_never_change() -> None:
+    orders = {
+        tuple(Order(50, seed=seed, block_rows=4).samples(np.arange(50), epoch=epoch).tolist())
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(orders) == 25
+    # A run that is resumed elsewhere must go on with the same samples: these numbers never change.
+    assert Order(10, seed=0, block_rows=3).samples(np.arange(10), epoch=0).tolist() == [2, 3, 1, 9, 5, 4, 8, 0, 6, 7]
+    assert Order(10**12, seed=1, block_rows=4096).samples(np.arange(3), epoch=2).tolist() == [
+        980087630562,
+        301632621672,
+        301632620732,
+    ]

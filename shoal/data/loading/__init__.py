@@ -1,0 +1,1 @@
+"""How batches come about: which samples, gathered by whom, into which memory."""

@@ -1,0 +1,60 @@
+"""What is loaded at once: consecutive batches of one epoch, so that one call into native code serves all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.data.loading.slot import Slot
+from shoal.data.order import Indices, Order
+from shoal.data.partition import Schedule
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The samples of one worker in consecutive batches of one epoch."""
+
+    steps: range
+    """Which steps they are for, from 0."""
+    epoch: int
+    seed: int
+    samples: Indices
+    """The samples of all batches."""
+    sizes: tuple[int, ...]
+    """How many samples each batch has."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A chunk and its batches."""
+
+    chunk: Chunk
+    batches: Sequence[Any]
+    sent: Any = None
+    """The event after which they have arrived on the GPU that they were sent to."""
+
+
+Load = Callable[[range, Slot], Loaded]
+
+
+class Reader(Protocol):
+    """What makes batches of samples."""
+
+    num_samples: int
+
+    def batches_at_once(self, batch_samples: int) -> int:
+        """Return how many batches of this size are worth one call."""
+
+    def read(self, chunk: Chunk, slot: Slot) -> Sequence[Any]:
+        """Return the batches of `chunk`; what is in the slot is theirs until it is filled again."""
+
+
+def chunk_loader(reader: Reader, schedule: Schedule, order: Order) -> Load:
+    """Return what loads the batches of some steps: a pure function of them, called by any thread or process."""
+
+    def load(steps: range, slot: Slot) -> Loaded:
+        epoch = steps[0] // schedule.steps_per_epoch
+        positions, sizes = schedule.positions(steps)
+        chunk = Chunk(steps, epoch, order.seed, order.samples(positions, epoch=epoch), sizes)
+        return Loaded(chunk, reader.read(chunk, slot))
+
+    return load
