@@ -20,3 +20,5 @@ class Communication:
     """Between two workers of one host, where it was measured."""
     between: Link | None = None
     """Between two hosts."""
+    copied: Link | None = None
+    """Between workers of one host for what is copied through its memory, where several hosts have several workers."""

@@ -3,7 +3,7 @@
 1. Workers alone, or that do not hold whole models, have nothing to decide: their engines exchange what they hold.
 2. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
 3. On several hosts the links are measured for a second, and the algorithm that they make the fastest sums, on a thread
-   of its own; where hosts have several workers, these meet in shared memory first.
+   of its own; in two levels the workers of each host meet in its shared memory, and slices travel between hosts.
 4. With `sync.codec = "auto"` each codec is timed on this machine, and the one is taken, or none, with which the link
    that was measured gets to the same loss soonest (planner/collectives/choice.py).
 5. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
@@ -11,7 +11,6 @@
 
 import dataclasses
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,10 +18,12 @@ import torch
 from torch import nn
 from torch.distributed import PrefixStore, Store
 
-from shoal.comm.algorithms import ALL_REDUCE, Wire
+from shoal.comm.algorithms import ALL_REDUCE, Inside, Wire
+from shoal.comm.algorithms.shared_inside import over_shared
+from shoal.comm.algorithms.two_level import levels, two_level_with
 from shoal.comm.collectives import ProcessGroup
 from shoal.comm.group import new_group
-from shoal.comm.link import agree_least
+from shoal.comm.link import agree_least, can_share_memory, link_from, time_inside
 from shoal.comm.mesh import Position
 from shoal.comm.pairs import measure_links
 from shoal.comm.rank import Rank
@@ -33,6 +34,7 @@ from shoal.compress.feedback import ErrorFeedback
 from shoal.core.errors import PlanError
 from shoal.planner.collectives.choice import bucket_bytes, choose_codec, choose_way
 from shoal.planner.collectives.compression import Setting
+from shoal.planner.time.exchange import SHARED_BUCKET_BYTES
 from shoal.spec.communication import Communication
 from shoal.spec.device import Link
 from shoal.spec.plan import Plan
@@ -43,11 +45,12 @@ from shoal.training.clock import StepClock
 from shoal.training.codec_rates import measured_rates
 from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
 
-SHARED_BUCKET_BYTES = 4 << 20
-"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
 ENGINE_BUCKET_BYTES = 25 << 20
 """DDP's own choice, for NCCL."""
 _MEASURE_S = 1.0
+_SHARED_S = 0.2
+_SHARED_SIZES = (4 << 10, 4 << 20)
+"""How long, and with how many bytes, the memory of a host is measured: there is little that could make it vary."""
 
 
 @dataclass
@@ -56,6 +59,9 @@ class Meeting:
 
     communication: Communication
     shared: SharedGroup | None = None
+    """All workers, where they are processors of one host."""
+    neighbours: SharedGroup | None = None
+    """Those of this host, where there are others: the inner of two levels."""
     background: Background | None = None
     exchange: Callable[[torch.Tensor], None] | None = None
     feedback: ErrorFeedback | None = None
@@ -80,14 +86,17 @@ class Meeting:
             ).hook
         elif self.exchange is not None and self.background is not None:
             hook = hook_of(self.background, self.exchange, clock.note)
+            # DDP reads it, and refuses the string that it is there.
+            hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]
         return DdpReplicas(module, hook, bucket_bytes=size, clock=clock, background=self.background)
 
     def close(self) -> None:
         """End what runs for it."""
         if self.background is not None:
             self.background.close()
-        if self.shared is not None:
-            self.shared.close()
+        for group in (self.shared, self.neighbours):
+            if group is not None:
+                group.close()
 
 
 def open_meeting(
@@ -109,7 +118,7 @@ def open_meeting(
         size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
         return Meeting(Communication(way=way, why=why, bucket_bytes=size))
-    return _over_wires(plan, rank=rank, store=store)
+    return _over_wires(plan, rank=rank, store=store, device=device)
 
 
 def open_shards(
@@ -126,7 +135,7 @@ def open_shards(
 
 
 def _can_share(rank: Rank, device: torch.device) -> bool:
-    return rank.local_workers == rank.workers and device.type == "cpu" and sys.platform == "linux"
+    return rank.local_workers == rank.workers and can_share_memory(device)
 
 
 def _through_codec(
@@ -192,7 +201,7 @@ def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     return "shared-memory" if can_share else "auto"
 
 
-def _over_wires(plan: Plan, *, rank: Rank, store: Store) -> Meeting:
+def _over_wires(plan: Plan, *, rank: Rank, store: Store, device: torch.device) -> Meeting:
     """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
     hosts = _hosts(rank, store)
     wire = Wire(new_group(), hosts=hosts)
@@ -200,17 +209,58 @@ def _over_wires(plan: Plan, *, rank: Rank, store: Store) -> Meeting:
     slow: Link | None = links.between or links.inside
     assert slow is not None
     per_host = rank.local_workers if len(set(map(hosts.count, hosts))) == 1 else 1
+    neighbours = _join_neighbours(plan, hosts, rank=rank, store=store) if _meet_inside(plan, per_host, device) else None
+    inside = over_shared(neighbours) if neighbours is not None else None
+    copied = _copied_link(neighbours, inside) if neighbours is not None and inside is not None else None
     way = choose_way(
-        workers=rank.workers, per_host=per_host, inside=links.inside, between=slow, bucket=plan.sync.bucket_bytes
+        workers=rank.workers,
+        per_host=per_host,
+        inside=copied or links.inside,
+        between=slow,
+        bucket=plan.sync.bucket_bytes,
     )
     name = way.name if plan.sync.way == "auto" else plan.sync.way
+    if neighbours is not None and name != "two-level":
+        neighbours.close()
+        neighbours = inside = None
     size = plan.sync.bucket_bytes or bucket_bytes(slow, rank.workers)
     why = way.reason() if plan.sync.way == "auto" else "the plan says so"
-    all_reduce = ALL_REDUCE[name]
     return Meeting(
-        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between),
+        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between, copied=copied),
         background=Background(timeout_s=plan.timeout_s),
-        exchange=lambda tensor: all_reduce(tensor, wire),
+        exchange=_exchange(name, wire, inside),
+        neighbours=neighbours,
+    )
+
+
+def _exchange(name: str, wire: Wire, inside: Inside | None) -> Callable[[torch.Tensor], None]:
+    """Return what sums a tensor by the algorithm `name`, or in two levels with the workers of a host as `inside`."""
+    if inside is None:
+        all_reduce = ALL_REDUCE[name]
+        return lambda tensor: all_reduce(tensor, wire)
+    _, between = levels(wire)
+    return lambda tensor: two_level_with(tensor, wire, inside=inside, between=between)
+
+
+def _meet_inside(plan: Plan, per_host: int, device: torch.device) -> bool:
+    """Return whether workers of a host can meet in its memory, as the inner of two levels; the same on all hosts."""
+    return per_host > 1 and plan.sync.way in ("auto", "two-level") and can_share_memory(device)
+
+
+def _join_neighbours(plan: Plan, hosts: list[str], *, rank: Rank, store: Store) -> SharedGroup:
+    """Return the workers of this one's host. Called by every worker."""
+    numbers = [worker for worker, host in enumerate(hosts) if host == hosts[rank.index]]
+    own = PrefixStore(f"host of worker {numbers[0]}", store)
+    return join(own, index=numbers.index(rank.index), count=len(numbers), timeout_s=plan.timeout_s, numbers=numbers)
+
+
+def _copied_link(neighbours: SharedGroup, inside: Inside) -> Link:
+    """Return what copying through a host's memory takes, on the slowest host. Called by every worker."""
+    times = time_inside(neighbours, inside, seconds=_SHARED_S, sizes=_SHARED_SIZES)
+    # Not shared among more than the two that a link joins: all of them were at it when it was measured.
+    link = link_from(times, workers=neighbours.count, shared=False, source="measured inside each host, in its memory")
+    return dataclasses.replace(
+        link, bytes_per_s=agree_least(link.bytes_per_s), latency_s=-agree_least(-link.latency_s), overlaps=False
     )
 
 
