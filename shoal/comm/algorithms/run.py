@@ -3,10 +3,12 @@
 Over Gloo, for each step:
 
 1. the receives of the *next* step are started, so that what arrives early finds its place: Gloo sends nothing before
-   the receiver has said where to, and that costs a message;
+   the receiver has said where to, and that costs a message. If much comes, and from another worker, they are started
+   only when this step has come: two who send to one link overflow its queues, and both slow down;
 2. the sends of this step that are still to be made are started, once those of the step before have left;
 3. in the order of the pieces, each is awaited and added, and what it unlocks is sent on. The engine's thread receives
-   the following pieces meanwhile.
+   the following pieces meanwhile. What goes to another worker than this step's pieces waits for the next step:
+   a receive that is started later could only be told to that worker behind all these bytes.
 
 What is received to be added lies in one of two buffers, in turn. What replaces is received in its place: nobody can
 send the final value of a number before it has got all that this worker sends of it.
@@ -128,18 +130,25 @@ def _cut_out(steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tens
 
 def _run_pieces(steps: Sequence[_Cut], wire: Wire) -> None:
     leaving: list[tuple[Tensor, Wait]] = []
+    held: list[_Departure] = []
     awaited = _receive(steps, 0, wire)
     for number, step in enumerate(steps):
-        following = _receive(steps, number + 1, wire)
-        if step.sends:
+        following = _receive(steps, number + 1, wire) if _is_welcome_early(steps, number) else None
+        sends, held = held + step.sends, []
+        if sends:
             _wait(leaving)
-            leaving = _send(step.sends, wire)
+            leaving = _send(sends, wire)
+        busy = {departure.other for departure in step.all_sends}
         for arrival, wait in zip(step.receives, awaited, strict=True):
             wait()
             leaving = _wait_for_place(arrival, leaving)
             _add(arrival)
-            leaving += _send(arrival.unlocks, wire)
-        awaited = following
+            for departure in arrival.unlocks:
+                if departure.other in busy:
+                    leaving += _send([departure], wire)
+                else:
+                    held.append(departure)
+        awaited = _receive(steps, number + 1, wire) if following is None else following
     _wait(leaving)
 
 
@@ -159,6 +168,14 @@ def _wait_for_place(arrival: _Arrival, leaving: list[tuple[Tensor, Wait]]) -> li
     same = [each for each in leaving if each[0].data_ptr() < end and begin < each[0].data_ptr() + each[0].numel()]
     _wait(same)
     return [each for each in leaving if not any(each is other for other in same)] if same else leaving
+
+
+def _is_welcome_early(steps: Sequence[_Cut], number: int) -> bool:
+    """Return whether step `number` + 1 may begin to arrive with step `number`: it is little, or from the same workers."""
+    if number + 1 >= len(steps) or sum(arrival.data.numel() for arrival in steps[number].receives) <= SMALL_BYTES:
+        return True
+    following = {arrival.other for arrival in steps[number + 1].receives}
+    return following <= {arrival.other for arrival in steps[number].receives}
 
 
 def _receive(steps: Sequence[_Cut], number: int, wire: Wire) -> list[Wait]:
