@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from shoal.spec.device import Link
 
+EARLY_BYTES = 128 << 10
+"""So much may come from two workers at once: the queues of a link hold it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:

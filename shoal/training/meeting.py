@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store
 from shoal.comm.algorithms import ALL_REDUCE, Inside, Wire
 from shoal.comm.algorithms.shared_inside import over_shared
 from shoal.comm.algorithms.two_level import levels, two_level_with
-from shoal.comm.collectives import ProcessGroup
+from shoal.comm.algorithms.wire import Guard
 from shoal.comm.group import new_group
 from shoal.comm.link import agree_least, can_share_memory, link_from, time_inside
 from shoal.comm.mesh import Position
@@ -66,8 +66,8 @@ class Meeting:
     exchange: Callable[[torch.Tensor], None] | None = None
     feedback: ErrorFeedback | None = None
     """The codec, and what it has not sent yet: part of the training state."""
-    group: ProcessGroup | None = None
-    """The group that encoded gradients travel in: the thread that sends them has it for itself."""
+    workers: GroupCollectives | None = None
+    """How encoded gradients travel, in a group that the thread that sends them has for itself."""
 
     def replicas(self, module: nn.Module, *, clock: StepClock) -> Replicas:
         """Return this worker's copy of `module`, whose gradients meet those of the others. Called by every worker."""
@@ -76,18 +76,16 @@ class Meeting:
             return SharedReplicas(module, self.shared, bucket_bytes=size, clock=clock)
         hook = AllReduce(on_bucket=clock.note).hook
         if self.feedback is not None:
-            assert self.group is not None
+            assert self.workers is not None
             hook = CompressedAllReduce(
                 self.feedback,
                 dict(module.named_parameters()),
-                GroupCollectives(self.group),
+                self.workers,
                 background=self.background,
                 on_bucket=clock.note,
             ).hook
         elif self.exchange is not None and self.background is not None:
             hook = hook_of(self.background, self.exchange, clock.note)
-            # DDP reads it, and refuses the string that it is there.
-            hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]
         return DdpReplicas(module, hook, bucket_bytes=size, clock=clock, background=self.background)
 
     def close(self) -> None:
@@ -100,15 +98,27 @@ class Meeting:
 
 
 def open_meeting(
-    plan: Plan, *, rank: Rank, store: Store | None, device: torch.device, gradient_bytes: int, seed: int
+    plan: Plan,
+    *,
+    rank: Rank,
+    store: Store | None,
+    device: torch.device,
+    gradient_bytes: int,
+    seed: int,
+    watch: Guard | None = None,
 ) -> Meeting:
-    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
+    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers.
+
+    Whoever waits for a worker that is lost is told by `watch`.
+    """
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
         why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
         return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
     way = _wanted(plan, rank, device)
     if plan.sync.codec != "none":
-        return _through_codec(plan, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+        return _through_codec(
+            plan, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed, watch=watch
+        )
     if way == "shared-memory":
         size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
         why = f"{rank.workers} workers on processors of one host"
@@ -118,7 +128,7 @@ def open_meeting(
         size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
         return Meeting(Communication(way=way, why=why, bucket_bytes=size))
-    return _over_wires(plan, rank=rank, store=store, device=device)
+    return _over_wires(plan, rank=rank, store=store, device=device, watch=watch)
 
 
 def open_shards(
@@ -139,14 +149,21 @@ def _can_share(rank: Rank, device: torch.device) -> bool:
 
 
 def _through_codec(
-    plan: Plan, *, rank: Rank, store: Store, device: torch.device, gradient_bytes: int, seed: int
+    plan: Plan,
+    *,
+    rank: Rank,
+    store: Store,
+    device: torch.device,
+    gradient_bytes: int,
+    seed: int,
+    watch: Guard | None,
 ) -> Meeting:
     """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
     group = new_group()
     name, why = plan.sync.codec, "the plan says so"
     inside = between = None
     if name == "auto":
-        wire = Wire(group, hosts=_hosts(rank, store))
+        wire = Wire(group, hosts=_hosts(rank, store), watch=watch)
         links = measure_links(wire, list(wire.hosts), seconds=_MEASURE_S)
         inside, between = links.inside, links.between
         slow = between or inside
@@ -155,7 +172,9 @@ def _through_codec(
         name, why = choice.name, choice.why
     if name == "none":
         plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
-        meeting = open_meeting(plain, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+        meeting = open_meeting(
+            plain, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed, watch=watch
+        )
         meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
         return meeting
     size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
@@ -169,7 +188,8 @@ def _through_codec(
         between=between,
     )
     background = Background(timeout_s=plan.timeout_s) if device.type == "cpu" else None
-    return Meeting(said, feedback=ErrorFeedback(codec_named(name), seed=seed), group=group, background=background)
+    feedback = ErrorFeedback(codec_named(name), seed=seed)
+    return Meeting(said, feedback=feedback, workers=GroupCollectives(group, watch=watch), background=background)
 
 
 def _setting(plan: Plan, link: Link, gradient_bytes: int) -> Setting:
@@ -201,10 +221,10 @@ def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     return "shared-memory" if can_share else "auto"
 
 
-def _over_wires(plan: Plan, *, rank: Rank, store: Store, device: torch.device) -> Meeting:
+def _over_wires(plan: Plan, *, rank: Rank, store: Store, device: torch.device, watch: Guard | None) -> Meeting:
     """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
     hosts = _hosts(rank, store)
-    wire = Wire(new_group(), hosts=hosts)
+    wire = Wire(new_group(), hosts=hosts, watch=watch)
     links = measure_links(wire, hosts, seconds=_MEASURE_S)
     slow: Link | None = links.between or links.inside
     assert slow is not None

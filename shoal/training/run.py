@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from shoal.comm.alive import watching
+from shoal.comm.alive import Watch, watching
 from shoal.comm.device import pick_device, set_threads
 from shoal.comm.group import barrier, joined
 from shoal.comm.mesh import device_mesh, position_of
@@ -51,6 +51,7 @@ class Run:
         store: Store | None,
         device: torch.device,
         log: EventLog,
+        watch: Watch | None = None,
         is_recorded: bool = False,
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
@@ -82,10 +83,11 @@ class Run:
             device=device,
             gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
             seed=job.seed,
+            watch=watch,
         )
         if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
             for root in self._state.layout.roots:
-                compress_shards(root, self._meeting.feedback)
+                compress_shards(root, self._meeting.feedback, watch=watch)
         if rank.index == 0:
             write_toml(folder.communication_toml, self._meeting.communication)
         self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock, meeting=self._meeting)
@@ -236,7 +238,7 @@ def _eager() -> Iterator[None]:
         torch.compiler.set_stance("default")
 
 
-def _watched(store: Store | None, rank: Rank, plan: Plan) -> AbstractContextManager[object]:
+def _watched(store: Store | None, rank: Rank, plan: Plan) -> AbstractContextManager[Watch | None]:
     """Return what names a worker that is lost, for the length of a `with` block."""
     return nullcontext() if store is None else watching(store, rank, timeout_s=plan.timeout_s, silent_s=SILENT_S)
 
@@ -252,8 +254,10 @@ def open_run(
     plan = read_toml(Plan, folder.plan_toml)
     set_threads(rank)
     device = pick_device(rank)
-    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan):
-        run = Run(job, plan, folder, rank=rank, store=store, device=device, log=log, is_recorded=is_recorded)
+    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan) as watch:
+        run = Run(
+            job, plan, folder, rank=rank, store=store, device=device, log=log, watch=watch, is_recorded=is_recorded
+        )
         try:
             yield run
             run.finish()

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from shoal.comm.algorithms.steps import Piece, PieceStep, Schedule, compiled
 from shoal.comm.algorithms.wire import Wait, Wire
+from shoal.spec.communication import EARLY_BYTES
 
 SMALL_BYTES = 64 << 10
 _KEPT = 64
@@ -40,6 +41,8 @@ class _Departure(NamedTuple):
     data: Tensor
     other: int
     tag: int
+    copy: Tensor | None = None
+    """Where the bytes are copied to be sent from, if they may change before they have left."""
 
 
 class _Arrival(NamedTuple):
@@ -96,7 +99,7 @@ def _kept(schedule: Schedule, like: Tensor, wire: Wire) -> Kept:
         buffers = [torch.empty(num_bytes, dtype=torch.uint8, device=like.device) for _ in range(2)]
         if len(wire.kept) >= _KEPT:
             wire.kept.clear()
-        wire.kept[key] = found = Kept(numbers, _cut_out(steps, numbers, buffers, wire.index))
+        wire.kept[key] = found = Kept(numbers, _cut_out(steps, numbers, buffers, wire.index, copies=True))
     return found
 
 
@@ -105,16 +108,22 @@ def _compiled(schedule: Schedule, numbers: Tensor, wire: Wire) -> tuple[PieceSte
     return compiled(schedule, wire.index, wire.count, numbers.numel(), piece_numel)
 
 
-def _cut_out(steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tensor], index: int) -> list[_Cut]:
+def _cut_out(
+    steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tensor], index: int, *, copies: bool = False
+) -> list[_Cut]:
+    """Return the steps with their tensors; with `copies`, what is added to while it is sent is sent from a copy."""
     data, size, made = numbers.view(torch.uint8), numbers.element_size(), list[_Cut]()
 
-    def departure(piece: Piece) -> _Departure:
-        return _Departure(data[piece.begin * size : piece.end * size], piece.other, piece.tag)
+    def departure(piece: Piece, number: int) -> _Departure:
+        sent = data[piece.begin * size : piece.end * size]
+        added = (each for each in steps[number].receives if each.adds)
+        changes = copies and any(each.begin < piece.end and piece.begin < each.end for each in added)
+        return _Departure(sent, piece.other, piece.tag, torch.empty_like(sent) if changes else None)
 
     for turn, step in enumerate(steps):
         used, receives = 0, []
         for piece in step.receives:
-            unlocks = [departure(later) for later in piece.unlocks]
+            unlocks = [departure(later, turn + 1) for later in piece.unlocks]
             mine, terms = data[piece.begin * size : piece.end * size], None
             if piece.adds:
                 place, used = buffers[turn % 2][used : used + mine.numel()], used + mine.numel()
@@ -122,10 +131,15 @@ def _cut_out(steps: Sequence[PieceStep], numbers: Tensor, buffers: Sequence[Tens
                 terms = (received, total, total) if piece.other < index else (total, received, total)
                 mine = place
             receives.append(_Arrival(mine, piece.other, piece.tag, terms, unlocks))
-        all_sends = [(piece, departure(piece)) for piece in step.sends]
+        all_sends = [(piece, departure(piece, turn)) for piece in step.sends]
         sends = [cut for piece, cut in all_sends if piece not in step.locked]
         made.append(_Cut(sends, receives, [cut for _, cut in all_sends]))
     return made
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    ends = [(each.data_ptr(), each.data_ptr() + each.numel() * each.element_size()) for each in (one, other)]
+    return ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1]
 
 
 def _run_pieces(steps: Sequence[_Cut], wire: Wire) -> None:
@@ -153,7 +167,11 @@ def _run_pieces(steps: Sequence[_Cut], wire: Wire) -> None:
 
 
 def _send(departures: Sequence[_Departure], wire: Wire) -> list[tuple[Tensor, Wait]]:
-    return [(data, wire.send(data, other, tag=tag)) for data, other, tag in departures]
+    leaving = []
+    for data, other, tag, copy in departures:
+        sent = data if copy is None else copy.copy_(data)
+        leaving.append((sent, wire.send(sent, other, tag=tag)))
+    return leaving
 
 
 def _wait_for_place(arrival: _Arrival, leaving: list[tuple[Tensor, Wait]]) -> list[tuple[Tensor, Wait]]:
@@ -164,15 +182,14 @@ def _wait_for_place(arrival: _Arrival, leaving: list[tuple[Tensor, Wait]]) -> li
     if arrival.terms is None:
         return leaving
     total = arrival.terms[2]
-    begin, end = total.data_ptr(), total.data_ptr() + total.numel() * total.element_size()
-    same = [each for each in leaving if each[0].data_ptr() < end and begin < each[0].data_ptr() + each[0].numel()]
+    same = [each for each in leaving if _overlap(each[0], total)]
     _wait(same)
     return [each for each in leaving if not any(each is other for other in same)] if same else leaving
 
 
 def _is_welcome_early(steps: Sequence[_Cut], number: int) -> bool:
-    """Return whether step `number` + 1 may begin to arrive with step `number`: it is little, or from the same workers."""
-    if number + 1 >= len(steps) or sum(arrival.data.numel() for arrival in steps[number].receives) <= SMALL_BYTES:
+    """Return whether step `number` + 1 may arrive with step `number`: that is little, or both from the same workers."""
+    if number + 1 >= len(steps) or sum(arrival.data.numel() for arrival in steps[number].receives) <= EARLY_BYTES:
         return True
     following = {arrival.other for arrival in steps[number + 1].receives}
     return following <= {arrival.other for arrival in steps[number].receives}
@@ -188,7 +205,7 @@ def _receive(steps: Sequence[_Cut], number: int, wire: Wire) -> list[Wait]:
 def _run_batches(steps: Sequence[_Cut], wire: Wire) -> None:
     for step in steps:
         wire.exchange(
-            [(data, other) for data, other, _ in step.all_sends],
+            [(departure.data, departure.other) for departure in step.all_sends],
             [(arrival.data, arrival.other) for arrival in step.receives],
         )
         for arrival in step.receives:
