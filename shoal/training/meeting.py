@@ -2,15 +2,15 @@
 
 1. Workers alone, or that do not hold whole models, have nothing to decide: their engines exchange what they hold.
 2. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
-3. On several hosts the links are measured for a second, and the algorithm that they make the fastest sums, on a thread
-   of its own; in two levels the workers of each host meet in its shared memory, and slices travel between hosts.
+3. On several hosts the algorithm that their links make the fastest sums, on a thread of its own; where hosts have
+   several workers, these meet in shared memory first, and slices travel between hosts. Links are measured for a second,
+   or read from the cluster's file, if that names them.
 4. With `sync.codec = "auto"` each codec is timed on this machine, and the one is taken, or none, with which the link
    that was measured gets to the same loss soonest (planner/collectives/choice.py).
 5. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
 """
 
 import dataclasses
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,11 +21,9 @@ from torch.distributed import PrefixStore, Store
 from shoal.comm.algorithms import ALL_REDUCE, Inside, Wire
 from shoal.comm.algorithms.shared_inside import over_shared
 from shoal.comm.algorithms.two_level import levels, two_level_with
-from shoal.comm.algorithms.wire import Guard
 from shoal.comm.group import new_group
 from shoal.comm.link import agree_least, can_share_memory, link_from, time_inside
 from shoal.comm.mesh import Position
-from shoal.comm.pairs import measure_links
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup, join
 from shoal.compress.codecs import codec_named
@@ -43,11 +41,11 @@ from shoal.sync.background import Background, hook_of
 from shoal.sync.compressed import CompressedAllReduce
 from shoal.training.clock import StepClock
 from shoal.training.codec_rates import measured_rates
+from shoal.training.links import Place, hosts_of, links_of
 from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
 
 ENGINE_BUCKET_BYTES = 25 << 20
 """DDP's own choice, for NCCL."""
-_MEASURE_S = 1.0
 _SHARED_S = 0.2
 _SHARED_SIZES = (4 << 10, 4 << 20)
 """How long, and with how many bytes, the memory of a host is measured: there is little that could make it vary."""
@@ -97,28 +95,15 @@ class Meeting:
                 group.close()
 
 
-def open_meeting(
-    plan: Plan,
-    *,
-    rank: Rank,
-    store: Store | None,
-    device: torch.device,
-    gradient_bytes: int,
-    seed: int,
-    watch: Guard | None = None,
-) -> Meeting:
-    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers.
-
-    Whoever waits for a worker that is lost is told by `watch`.
-    """
+def open_meeting(plan: Plan, place: Place, *, gradient_bytes: int, seed: int) -> Meeting:
+    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
+    rank, store = place.rank, place.store
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
         why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
         return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
-    way = _wanted(plan, rank, device)
+    way = _wanted(plan, rank, place.device)
     if plan.sync.codec != "none":
-        return _through_codec(
-            plan, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed, watch=watch
-        )
+        return _through_codec(plan, place, store, gradient_bytes=gradient_bytes, seed=seed)
     if way == "shared-memory":
         size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
         why = f"{rank.workers} workers on processors of one host"
@@ -128,7 +113,7 @@ def open_meeting(
         size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
         return Meeting(Communication(way=way, why=why, bucket_bytes=size))
-    return _over_wires(plan, rank=rank, store=store, device=device, watch=watch)
+    return _over_wires(plan, place, store)
 
 
 def open_shards(
@@ -148,33 +133,23 @@ def _can_share(rank: Rank, device: torch.device) -> bool:
     return rank.local_workers == rank.workers and can_share_memory(device)
 
 
-def _through_codec(
-    plan: Plan,
-    *,
-    rank: Rank,
-    store: Store,
-    device: torch.device,
-    gradient_bytes: int,
-    seed: int,
-    watch: Guard | None,
-) -> Meeting:
+def _through_codec(plan: Plan, place: Place, store: Store, *, gradient_bytes: int, seed: int) -> Meeting:
     """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
     group = new_group()
     name, why = plan.sync.codec, "the plan says so"
     inside = between = None
-    if name == "auto":
-        wire = Wire(group, hosts=_hosts(rank, store), watch=watch)
-        links = measure_links(wire, list(wire.hosts), seconds=_MEASURE_S)
+    if name == "auto" and plan.mesh.keeps_whole and _wanted(plan, place.rank, place.device) == "shared-memory":
+        name, why = "none", "no codec pays here: gradients meet in the memory of one host, and travel nowhere"
+    elif name == "auto":
+        links = links_of(Wire(group, hosts=hosts_of(place.rank, store), watch=place.watch), place.known)
         inside, between = links.inside, links.between
         slow = between or inside
         assert slow is not None
-        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(device, agree_least))
+        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(place.device, agree_least))
         name, why = choice.name, choice.why
     if name == "none":
         plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
-        meeting = open_meeting(
-            plain, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed, watch=watch
-        )
+        meeting = open_meeting(plain, place, gradient_bytes=gradient_bytes, seed=seed)
         meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
         return meeting
     size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
@@ -187,9 +162,9 @@ def _through_codec(
         inside=inside,
         between=between,
     )
-    background = Background(timeout_s=plan.timeout_s) if device.type == "cpu" else None
+    background = Background(timeout_s=plan.timeout_s) if place.device.type == "cpu" else None
     feedback = ErrorFeedback(codec_named(name), seed=seed)
-    return Meeting(said, feedback=feedback, workers=GroupCollectives(group, watch=watch), background=background)
+    return Meeting(said, feedback=feedback, workers=GroupCollectives(group, watch=place.watch), background=background)
 
 
 def _setting(plan: Plan, link: Link, gradient_bytes: int) -> Setting:
@@ -221,15 +196,17 @@ def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     return "shared-memory" if can_share else "auto"
 
 
-def _over_wires(plan: Plan, *, rank: Rank, store: Store, device: torch.device, watch: Guard | None) -> Meeting:
+def _over_wires(plan: Plan, place: Place, store: Store) -> Meeting:
     """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
-    hosts = _hosts(rank, store)
-    wire = Wire(new_group(), hosts=hosts, watch=watch)
-    links = measure_links(wire, hosts, seconds=_MEASURE_S)
+    rank, hosts = place.rank, hosts_of(place.rank, store)
+    wire = Wire(new_group(), hosts=hosts, watch=place.watch)
+    links = links_of(wire, place.known)
     slow: Link | None = links.between or links.inside
     assert slow is not None
     per_host = rank.local_workers if len(set(map(hosts.count, hosts))) == 1 else 1
-    neighbours = _join_neighbours(plan, hosts, rank=rank, store=store) if _meet_inside(plan, per_host, device) else None
+    neighbours = (
+        _join_neighbours(plan, hosts, rank=rank, store=store) if _meet_inside(plan, per_host, place.device) else None
+    )
     inside = over_shared(neighbours) if neighbours is not None else None
     copied = _copied_link(neighbours, inside) if neighbours is not None and inside is not None else None
     way = choose_way(
@@ -282,10 +259,3 @@ def _copied_link(neighbours: SharedGroup, inside: Inside) -> Link:
     return dataclasses.replace(
         link, bytes_per_s=agree_least(link.bytes_per_s), latency_s=-agree_least(-link.latency_s), overlaps=False
     )
-
-
-def _hosts(rank: Rank, store: Store) -> list[str]:
-    """Return the host of each worker; those that one launcher counts apart are told apart, whatever they are called."""
-    own = PrefixStore("hosts", store)
-    own.set(str(rank.index), f"{socket.gethostname()}/{rank.index - rank.local_index}")
-    return [own.get(str(worker)).decode() for worker in range(rank.workers)]

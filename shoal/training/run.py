@@ -26,6 +26,7 @@ from shoal.sync.compressed import compress_shards
 from shoal.training.clock import StepClock
 from shoal.training.engine import build_engine
 from shoal.training.evaluate import evaluate
+from shoal.training.links import Place, known_links
 from shoal.training.meeting import open_meeting, open_shards
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
@@ -78,12 +79,9 @@ class Run:
         parameters = self._state.layout.parameters.values()
         self._meeting = open_meeting(
             plan,
-            rank=rank,
-            store=store,
-            device=device,
+            Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder)),
             gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
             seed=job.seed,
-            watch=watch,
         )
         if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
             for root in self._state.layout.roots:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.comm.rank import Rank
+from shoal.compress.codecs import CODECS
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.spec.communication import Communication
@@ -52,10 +53,12 @@ def train_on_hosts(rank: Rank, *, per_host: list[int], **arguments: Any) -> Trac
     return train_part(there, **arguments)
 
 
-def trained(ranks: RankPool, folder: Path, builder: str, way: str, per_host: list[int]) -> tuple[Trace, Communication]:
+def trained(
+    ranks: RankPool, folder: Path, builder: str, way: str, per_host: list[int], codec: str = "none"
+) -> tuple[Trace, Communication]:
     """Return what worker 0 saw, the same as all others, and how they met."""
     workers = sum(per_host)
-    plan = Plan(mesh=Mesh(replicate=workers), sync=Sync(way=way, bucket_bytes=4096))
+    plan = Plan(mesh=Mesh(replicate=workers), sync=Sync(way=way, codec=codec, bucket_bytes=4096))
     path = bare_folder(folder, plan)
     traces = ranks.run(
         train_on_hosts,
@@ -93,3 +96,28 @@ def test_hosts_of_different_numbers_of_workers_meet_over_wires_alone(ranks: Rank
     assert communication.way != "two-level"
     assert communication.copied is None
     assert communication.between is not None
+
+
+def test_workers_of_one_host_take_no_codec_and_say_why(ranks: RankPool, tmp_path: Path) -> None:
+    trace, communication = trained(ranks, tmp_path, "tests.support.jobs:padded", "auto", [2], codec="auto")
+    expected = reference(build("tests.support.jobs:padded", steps=STEPS), STEPS)
+    assert largest_difference(trace.losses, expected.losses) <= TOLERANCE
+    assert (communication.way, communication.codec) == ("shared-memory", "none")
+    assert communication.codec_why.startswith("no codec pays here")
+
+
+def test_between_hosts_the_measured_link_decides_on_a_codec(ranks: RankPool, tmp_path: Path) -> None:
+    trace, communication = trained(ranks, tmp_path, "tests.support.jobs:padded", "auto", [1, 1], codec="auto")
+    assert len(trace.losses) == STEPS
+    assert communication.between is not None
+    assert "with 16 bits" in communication.codec_why
+    assert communication.codec in CODECS or communication.codec == "none"
+
+
+@pytest.mark.parametrize("codec", ["int8", "powersgd"])
+def test_a_codec_that_the_plan_names_is_used(ranks: RankPool, tmp_path: Path, codec: str) -> None:
+    trace, communication = trained(ranks, tmp_path, "tests.support.jobs:padded", "auto", [2], codec=codec)
+    expected = reference(build("tests.support.jobs:padded", steps=STEPS), STEPS)
+    # int8 rounds by up to 1/254 of a block's largest; matrices as small as these go whole through PowerSGD.
+    assert largest_difference(trace.losses, expected.losses) <= 1e-2
+    assert (communication.codec, communication.codec_why) == (codec, "the plan says so")
