@@ -47,7 +47,9 @@ CODECS = ("powersgd", "int4", "sign", "topk", "threshold", "auto")
 def bare_losses(job: Job, rank: Rank, hook: str) -> Iterator[float]:
     """Yield the loss of each step of bare DDP over Gloo, uncompressed or through torch's PowerSGD."""
     torch.manual_seed(job.seed)
-    model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
+    # All in one bucket for the hook: it starts collectives in callbacks, whose order over Gloo differs between workers.
+    size = {"bucket_cap_mb": 1 << 10} if hook == "torch-powersgd" else {}
+    model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True, **size)
     if hook == "torch-powersgd":
         state = powersgd.PowerSGDState(process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         model.register_comm_hook(state, powersgd.powerSGD_hook)

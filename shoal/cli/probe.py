@@ -124,7 +124,16 @@ def _link_rows(probed: "Probed") -> list[tuple[str, str]]:
     link = probed.cluster.inside
     if link is None:
         return []
-    lines = [("link between workers", f"{format_bytes(link.bytes_per_s)}/s, latency {format_seconds(link.latency_s)}")]
+    shown = {
+        "link between workers": link,
+        "shared memory, in place": probed.cluster.in_place,
+        "shared memory, copied": probed.cluster.copied,
+    }
+    lines = [
+        (name, f"{format_bytes(each.bytes_per_s)}/s, latency {format_seconds(each.latency_s)}")
+        for name, each in shown.items()
+        if each is not None
+    ]
     return lines + [(f"  all-reduce of {format_bytes(size)}", format_seconds(s)) for size, s in probed.messages]
 
 

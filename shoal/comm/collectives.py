@@ -21,6 +21,8 @@ __all__ = [
     "all_gather_into",
     "gather_parts",
     "reduce_scatter_into",
+    "start_exchange",
+    "start_gather",
     "start_sum",
     "subgroup",
 ]
@@ -38,9 +40,31 @@ def start_sum(tensor: torch.Tensor, group: ProcessGroup) -> Work:
 
 def gather_parts(part: torch.Tensor, group: ProcessGroup) -> list[torch.Tensor]:
     """Return the part of each worker of `group`, in their order; all parts have one shape."""
-    parts = [torch.empty_like(part) for _ in range(group.size())]
-    dist.all_gather(parts, part, group=group)
+    parts, work = start_gather(part, group)
+    work.wait()
     return parts
+
+
+def start_gather(part: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Work]:
+    """Return what will be the part of each worker of `group`, in their order, and the work to wait for.
+
+    All parts have one shape. Called by every worker of `group`; after a failure the parts are undefined.
+    """
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    work: Work = dist.all_gather(parts, part, group=group, async_op=True)
+    return parts, work
+
+
+def start_exchange(
+    received: torch.Tensor, sent: torch.Tensor, takes: Sequence[int], gives: Sequence[int], group: ProcessGroup
+) -> Work:
+    """Start sending each worker its part of `sent`, and receiving a part from each into `received`, both 1-D.
+
+    The parts lie there one after the other, in the order of the workers: `gives[j]` elements go to worker j, and
+    `takes[j]` come from it. Called by every worker of `group`; after a failure `received` is undefined.
+    """
+    work: Work = dist.all_to_all_single(received, sent, list(takes), list(gives), group=group, async_op=True)
+    return work
 
 
 def all_gather_into(

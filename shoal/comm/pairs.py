@@ -4,7 +4,9 @@
    little it sends, with all that the engine and Python add to it.
 2. Both send each other ever more, until it takes a while: what each sends in that time is the rate, in one direction,
    while the other is as busy. So do the steps of an all-reduce.
-3. The first of the two keeps the time and says what comes next, so that both stop together; all workers then learn
+3. All workers send messages of 8 bytes at the same time, each to another one in every step. What that takes beyond
+   the latency, shared among the messages, is what a crowd costs: nearly nothing where every host has its own cores.
+4. The first of the two keeps the time and says what comes next, so that both stop together; all workers then learn
    the figures by a sum in which everybody else has zeros.
 
 Example: workers 0 and 1 on h1, 2 and 3 on h2. 0 and 1 measure the inside of a host in half a second, then 0 and 2
@@ -14,7 +16,7 @@ measure the link between hosts in another half, while the others wait for the su
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 
@@ -29,8 +31,9 @@ from shoal.spec.device import Link
 
 _ROUNDS = 8
 """Of messages to and fro, timed together."""
-_LATENCY_SHARE = 0.3
-"""The part of the time that goes to them; the rest is for the rate."""
+_LATENCY_SHARE = 0.2
+_CROWD_SHARE = 0.1
+"""The parts of the time that go to them, alone and in a crowd; the rest is for the rate."""
 _FIRST_NUMEL, _LARGEST_NUMEL = 64 << 10, 64 << 20
 """Bytes of the first exchange and of the largest."""
 
@@ -62,7 +65,7 @@ def measure_links(wire: Wire, hosts: Sequence[str], *, seconds: float = 1.0) -> 
     for place, pair in enumerate(pairs):
         if pair is not None and wire.index in pair:
             other = pair[1] if wire.index == pair[0] else pair[0]
-            link = measure_pair(wire, other, seconds / sum(each is not None for each in pairs))
+            link = measure_pair(wire, other, (1 - _CROWD_SHARE) * seconds / sum(each is not None for each in pairs))
             if wire.index == pair[0]:
                 figures[2 * place], figures[2 * place + 1] = link.latency_s, link.bytes_per_s
     recursive_doubling(figures, wire)
@@ -70,7 +73,8 @@ def measure_links(wire: Wire, hosts: Sequence[str], *, seconds: float = 1.0) -> 
         None if pair is None else _link(figures[2 * place : 2 * place + 2], [hosts[worker] for worker in pair])
         for place, pair in enumerate(pairs)
     ]
-    return Links(inside=made[0], between=made[1])
+    crowded_s = _crowded_s(wire, _CROWD_SHARE * seconds)
+    return Links(inside=_in_crowd(made[0], crowded_s, wire.count), between=_in_crowd(made[1], crowded_s, wire.count))
 
 
 def measure_pair(wire: Wire, other: int, seconds: float) -> Link:
@@ -101,6 +105,33 @@ def _pairs(hosts: Sequence[str]) -> list[tuple[int, int] | None]:
     every = [(low, high) for low in range(len(hosts)) for high in range(low + 1, len(hosts))]
     inside = next(((low, high) for low, high in every if hosts[low] == hosts[high]), None)
     return [inside, next(((low, high) for low, high in every if hosts[low] != hosts[high]), None)]
+
+
+def _in_crowd(link: Link | None, crowded_s: float, workers: int) -> Link | None:
+    """Return `link` with what a crowd costs, where all `workers` exchanging at once take `crowded_s`."""
+    if link is None:
+        return None
+    return replace(link, crowd_s=max(0.0, crowded_s - link.latency_s) / (workers - 1))
+
+
+def _crowded_s(wire: Wire, seconds: float) -> float:
+    """Return the time in which all workers send each other small messages, each to one; the same on all of them."""
+    if wire.count == 1:
+        return 0.0
+    message, times = torch.zeros(1, dtype=torch.int64), list[float]()
+    run(_all_at_once, message, wire)
+    end_s = time.perf_counter() + seconds
+    is_open = True
+    while is_open:
+        begin_s = time.perf_counter()
+        run(_all_at_once, message, wire)
+        times.append((time.perf_counter() - begin_s) / _ROUNDS)
+        goes_on = torch.tensor([int(wire.index == 0 and (begin_s < end_s or len(times) < 3))])
+        recursive_doubling(goes_on, wire)
+        is_open = bool(goes_on.item())
+    own = torch.tensor([median(times) if wire.index == 0 else 0.0], dtype=torch.float64)
+    recursive_doubling(own, wire)
+    return float(own.item())
 
 
 def _latency_s(pair: Wire, seconds: float) -> float:
@@ -150,6 +181,14 @@ def _to_and_fro(index: int, _count: int, numel: int) -> Steps:
     message = (Message(1 - index, 0, numel),)
     turns = [Step(sends=message), Step(receives=message)]
     return (turns if index == 0 else turns[::-1]) * _ROUNDS
+
+
+def _all_at_once(index: int, count: int, numel: int) -> Steps:
+    """Each to the worker 1, 2, 3 ... away, so that nobody gets ahead of any other."""
+    away = [1 + turn % (count - 1) for turn in range(_ROUNDS)]
+    return [
+        Step((Message((index + far) % count, 0, numel),), (Message((index - far) % count, 0, numel),)) for far in away
+    ]
 
 
 def _both_ways(index: int, _count: int, numel: int) -> Steps:

@@ -1,13 +1,13 @@
 """What a codec asks of the workers around it, and the same over a process group of the engine."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from shoal.comm.collectives import ProcessGroup, gather_parts, start_sum
+from shoal.comm.algorithms.wire import Guard
+from shoal.comm.collectives import ProcessGroup, Work, start_exchange, start_gather, start_sum
 
 
 class Collectives(Protocol):
@@ -38,22 +38,28 @@ class Collectives(Protocol):
 
 
 class GroupCollectives:
-    """Collectives of the workers of a process group (Gloo on the processor, NCCL between GPUs)."""
+    """Collectives of the workers of a process group (Gloo on the processor, NCCL between GPUs).
 
-    def __init__(self, group: ProcessGroup) -> None:
+    With a `watch`, whoever waits for a worker that is lost is told by it, whatever the engine does.
+    """
+
+    def __init__(self, group: ProcessGroup, *, watch: Guard | None = None) -> None:
         self._group = group
+        self._watch = watch
         self.index: int = group.rank()
         self.count: int = group.size()
 
     def all_reduce(self, tensor: Tensor) -> None:
         """See Collectives."""
-        start_sum(tensor, self._group).wait()
+        self._wait(start_sum(tensor, self._group), tensor)
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         """See Collectives."""
-        if sizes is None:
-            return gather_parts(tensor, self._group)
-        return self.all_to_all([tensor] * self.count, sizes)  # the engines gather only what has one size everywhere
+        if sizes is not None:  # the engines gather only what has one size everywhere
+            return self.all_to_all([tensor] * self.count, sizes)
+        parts, work = start_gather(tensor, self._group)
+        self._wait(work, tensor)
+        return parts
 
     def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         """See Collectives."""
@@ -62,12 +68,14 @@ class GroupCollectives:
         takes = [0 if other == self.index else size for other, size in enumerate(sizes or [max(gives)] * self.count)]
         sent = torch.cat([part for other, part in enumerate(parts) if other != self.index] or [own[:0]])
         received = own.new_empty(sum(takes))
-        _exchange(received, sent, takes, gives, self._group)
+        if self.count > 1:
+            self._wait(start_exchange(received, sent, takes, gives, self._group), sent)
         pieces = list(torch.split(received, takes))
         pieces[self.index] = own
         return pieces
 
-
-def _exchange(received: Tensor, sent: Tensor, takes: list[int], gives: list[int], group: Any) -> None:
-    if group.size() > 1:
-        dist.all_to_all_single(received, sent, takes, gives, group=group)
+    def _wait(self, work: Work, tensor: Tensor) -> None:
+        if self._watch is None or tensor.is_cuda:  # NCCL's: it waits on the stream alone
+            work.wait()
+        else:
+            self._watch.wait(work)

@@ -75,8 +75,8 @@ class ErrorFeedback:
             )
         self._exchanges = state["exchanges"]
         self._pending = {}
-        self._loose = {name: value.clone() for name, value in state["pending"].items()}
-        self._memory = {key: value.clone() for key, value in state["memory"].items()}
+        self._loose = {name: _on_processor(value) for name, value in state["pending"].items()}
+        self._memory = {key: _on_processor(value) for key, value in state["memory"].items()}
 
     def _compensated(self, bucket: Bucket, gradient: Tensor, workers: Collectives) -> tuple[Tensor, Turn]:
         pending = self._pending.get(bucket)
@@ -104,3 +104,9 @@ class ErrorFeedback:
             pending.zero_()
         else:
             pending[:, bucket.width :].zero_()  # padding is nobody's gradient, but has a sign
+
+
+def _on_processor(value: Tensor) -> Tensor:
+    # On a GPU, exchanges run in a stream of their own. Memory of the loader's stream would be given away again while
+    # they still read it; a copy from the processor is awaited.
+    return value.detach().to("cpu", copy=True)

@@ -8,6 +8,14 @@ from shoal.planner.time.nearby import Nearby
 from shoal.spec.cluster import Cluster, Node
 from shoal.spec.device import Device, Link
 
+_IN_PLACE_PASSES = 4.5
+"""Of n bytes each of two workers adds up half, reading n and writing n: four passes, which took as long as 3.5 to 5.4
+of an update in place (`shoal probe` on 2 cores of a 2.8 GHz Xeon, idle and busy, 2026-11)."""
+_COPIED_PASSES = 26.0
+"""To scatter and gather n bytes by way of slots, with FSDP2's own copies into memory that is new (measured there)."""
+_MEMORY_LATENCY_S = 20e-6
+"""Half of what the smallest sum of two workers takes: 4 us on idle cores, 47 us on busy ones (measured there)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -21,6 +29,10 @@ class Machine:
     """Whether the workers of a node share one device's rates: those on a processor do."""
     inside: Link
     between: Link
+    in_place: Link | None = None
+    """What sums in shared memory take between workers on a node's processor; None: they meet over `inside`."""
+    copied: Link | None = None
+    """The same for what is copied through it."""
     adapters: int = 1
     """Network adapters of a node, each a `between`; its workers share them."""
     nearby: Nearby | None = None
@@ -42,14 +54,30 @@ def machine_of(cluster: Cluster, *, per_node: int | None = None) -> Machine:
     nodes = sum(node.count for node in cluster.nodes)
     if cluster.between is None and nodes > 1:
         raise ConfigError(f"the cluster has {nodes} nodes and no [between]: say which link joins them.")
+    shared = gpus == {0}
     return Machine(
         device=slowest,
         nodes=nodes,
         per_node=workers,
-        shared=gpus == {0},
+        shared=shared,
         inside=inside,
         between=cluster.between or inside,
+        in_place=(cluster.in_place or through_memory(slowest, _IN_PLACE_PASSES)) if shared else None,
+        copied=(cluster.copied or through_memory(slowest, _COPIED_PASSES)) if shared else None,
         adapters=cluster.adapters,
+    )
+
+
+def through_memory(device: Device, passes: float) -> Link:
+    """Return the link between two workers who together move `passes` times as many bytes as they sum.
+
+    For processors where nobody has measured it: what sums in shared memory take is what memory takes.
+    """
+    return Link(
+        source=f"{passes:g} passes over the memory of {device.title or device.source}",
+        bytes_per_s=(device.update_bytes_per_s or device.memory_bytes_per_s) / passes,
+        latency_s=_MEMORY_LATENCY_S,
+        overlaps=False,
     )
 
 

@@ -29,9 +29,10 @@ def remarks(summary: Summary) -> Iterator[str]:
         yield f"Loading data takes {percent(fractions['data'])} of each step."
     yield from _imbalance(summary)
     if summary.predicted and summary.parts and fractions["communication"] > _REMARKABLE:
-        ratio = ratio_of(summary.parts["comm_s"], summary.predicted.comm_s)
-        if ratio and ratio > 1.5:
-            yield f"Waiting for communication took {ratio:.1f} times what was predicted."
+        measured_s, predicted_s = summary.parts["comm_s"], summary.predicted.comm_s
+        if measured_s > 1.5 * predicted_s:
+            times = f"{1e3 * measured_s:.3g} ms of each step, and {1e3 * predicted_s:.3g} ms were predicted"
+            yield f"Waiting for communication took {times}: a late worker, or a busy link, keeps the others waiting."
 
 
 def step_fractions(summary: Summary) -> list[tuple[str, float]]:

@@ -43,6 +43,10 @@ class Cluster:
     """Measured devices by the name that nodes give; a name that is not here is looked up in the catalog."""
     inside: Link | None = None
     """Between two devices of one node."""
+    in_place: Link | None = None
+    """Between two workers on a node's processor that sum gradients in its shared memory, in place."""
+    copied: Link | None = None
+    """The same for what is copied into that memory and out of it, as the shards of ZeRO are."""
     between: Link | None = None
     """Between two nodes: one network adapter."""
     adapters: int = 1

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from shoal.spec.device import Link
 
+EARLY_BYTES = 128 << 10
+"""So much may come from two workers at once: the queues of a link hold it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
@@ -20,3 +23,5 @@ class Communication:
     """Between two workers of one host, where it was measured."""
     between: Link | None = None
     """Between two hosts."""
+    copied: Link | None = None
+    """Between workers of one host for what is copied through its memory, where several hosts have several workers."""

@@ -62,6 +62,8 @@ class Link:
     latency_s: float
     overlaps: bool = True
     """Whether it works beside the device's computing; not where the same cores do both."""
+    crowd_s: float = 0.0
+    """What each further message at the same time adds to the latency, where workers share the cores that send."""
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:

@@ -59,7 +59,7 @@ class Background:
 def hook_of(background: Background, exchange: Callable[[torch.Tensor], None], on_bucket: Callable[[], None]) -> Any:
     """Return a communication hook of DDP that sums each bucket by `exchange`, in place, in the background."""
 
-    def hook(_state: None, bucket: torch.distributed.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    def hook(_state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         on_bucket()
         buffer = bucket.buffer()
 

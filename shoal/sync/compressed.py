@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
+from shoal.comm.algorithms.wire import Guard
 from shoal.comm.collectives import ProcessGroup
 from shoal.compress.bucket import Bucket, ShardedBucket
 from shoal.compress.codec import no_shards
@@ -84,11 +85,18 @@ class CompressedReduceScatter:
     """What FSDP2 sums the gradients of one group of parameters with, through a codec."""
 
     def __init__(
-        self, feedback: ErrorFeedback, names: Sequence[str], shapes: Sequence[tuple[int, ...]], *, group: str = ""
+        self,
+        feedback: ErrorFeedback,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        group: str = "",
+        watch: Guard | None = None,
     ) -> None:
         self._feedback = feedback
         self._names, self._shapes = tuple(names), tuple(shapes)
         self._group = group
+        self._watch = watch
         self._workers: GroupCollectives | None = None
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -101,7 +109,7 @@ class CompressedReduceScatter:
         """Put this worker's slices of the summed gradients into `output_tensor`. Called by FSDP2, on every worker."""
         del op, async_op  # always a sum (see parallel/shard.py), and done when this returns
         if self._workers is None:
-            self._workers = GroupCollectives(group)
+            self._workers = GroupCollectives(group, watch=self._watch)
         bucket = ShardedBucket(self._names, self._shapes, self._workers.count)
         if bucket.rows * bucket.width != input_tensor.numel():
             raise JobError(
@@ -111,8 +119,11 @@ class CompressedReduceScatter:
         self._feedback.reduce_scatter(bucket, output_tensor, input_tensor, self._workers)
 
 
-def compress_shards(root: nn.Module, feedback: ErrorFeedback) -> None:
+def compress_shards(root: nn.Module, feedback: ErrorFeedback, *, watch: Guard | None = None) -> None:
     """Let the gradients of `root`, which FSDP2 shards, be summed through a codec. Called by every worker, once.
+
+    With a `watch`, whoever waits for a worker that is lost is told by it. What is pending is of whole gradients, not of
+    the worker's shard: it sends to the slices of all others.
 
     With copies of the model beside its shards (mesh.replicate above 1), FSDP2 sums over the copies by itself, without a
     codec: it has no entry for one there.
@@ -123,7 +134,9 @@ def compress_shards(root: nn.Module, feedback: ErrorFeedback) -> None:
     for prefix, module in root.named_modules():
         if isinstance(module, FSDPModule):
             own = list(dict.fromkeys(p for p in _own_parameters(module) if isinstance(p, DTensor) and p.requires_grad))
-            comm = CompressedReduceScatter(feedback, [names[p] for p in own], [_shape(p) for p in own], group=prefix)
+            comm = CompressedReduceScatter(
+                feedback, [names[p] for p in own], [_shape(p) for p in own], group=prefix, watch=watch
+            )
             module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type]
 
 

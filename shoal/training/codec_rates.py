@@ -13,7 +13,7 @@ from shoal.planner.collectives.choice import CodecRate
 ITERATIONS = {
     "bf16": 1.0,
     "int8": 1.0,
-    "int4": 1.05,
+    "int4": 1.04,
     "sign": 1.6,
     "topk": 2.5,
     "threshold": 1.5,

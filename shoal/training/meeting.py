@@ -2,16 +2,15 @@
 
 1. Workers alone, or that do not hold whole models, have nothing to decide: their engines exchange what they hold.
 2. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
-3. On several hosts the links are measured for a second, and the algorithm that they make the fastest sums, on a thread
-   of its own; where hosts have several workers, these meet in shared memory first.
+3. On several hosts the algorithm that their links make the fastest sums, on a thread of its own; where hosts have
+   several workers, these meet in shared memory first, and slices travel between hosts. Links are measured for a second,
+   or read from the cluster's file, if that names them.
 4. With `sync.codec = "auto"` each codec is timed on this machine, and the one is taken, or none, with which the link
    that was measured gets to the same loss soonest (planner/collectives/choice.py).
 5. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
 """
 
 import dataclasses
-import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,12 +18,12 @@ import torch
 from torch import nn
 from torch.distributed import PrefixStore, Store
 
-from shoal.comm.algorithms import ALL_REDUCE, Wire
-from shoal.comm.collectives import ProcessGroup
+from shoal.comm.algorithms import ALL_REDUCE, Inside, Wire
+from shoal.comm.algorithms.shared_inside import over_shared
+from shoal.comm.algorithms.two_level import levels, two_level_with
 from shoal.comm.group import new_group
-from shoal.comm.link import agree_least
+from shoal.comm.link import agree_least, can_share_memory, link_from, time_inside
 from shoal.comm.mesh import Position
-from shoal.comm.pairs import measure_links
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup, join
 from shoal.compress.codecs import codec_named
@@ -33,6 +32,7 @@ from shoal.compress.feedback import ErrorFeedback
 from shoal.core.errors import PlanError
 from shoal.planner.collectives.choice import bucket_bytes, choose_codec, choose_way
 from shoal.planner.collectives.compression import Setting
+from shoal.planner.time.exchange import SHARED_BUCKET_BYTES
 from shoal.spec.communication import Communication
 from shoal.spec.device import Link
 from shoal.spec.plan import Plan
@@ -41,13 +41,14 @@ from shoal.sync.background import Background, hook_of
 from shoal.sync.compressed import CompressedAllReduce
 from shoal.training.clock import StepClock
 from shoal.training.codec_rates import measured_rates
+from shoal.training.links import Place, hosts_of, links_of
 from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
 
-SHARED_BUCKET_BYTES = 4 << 20
-"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
 ENGINE_BUCKET_BYTES = 25 << 20
 """DDP's own choice, for NCCL."""
-_MEASURE_S = 1.0
+_SHARED_S = 0.2
+_SHARED_SIZES = (4 << 10, 4 << 20)
+"""How long, and with how many bytes, the memory of a host is measured: there is little that could make it vary."""
 
 
 @dataclass
@@ -56,12 +57,15 @@ class Meeting:
 
     communication: Communication
     shared: SharedGroup | None = None
+    """All workers, where they are processors of one host."""
+    neighbours: SharedGroup | None = None
+    """Those of this host, where there are others: the inner of two levels."""
     background: Background | None = None
     exchange: Callable[[torch.Tensor], None] | None = None
     feedback: ErrorFeedback | None = None
     """The codec, and what it has not sent yet: part of the training state."""
-    group: ProcessGroup | None = None
-    """The group that encoded gradients travel in: the thread that sends them has it for itself."""
+    workers: GroupCollectives | None = None
+    """How encoded gradients travel, in a group that the thread that sends them has for itself."""
 
     def replicas(self, module: nn.Module, *, clock: StepClock) -> Replicas:
         """Return this worker's copy of `module`, whose gradients meet those of the others. Called by every worker."""
@@ -70,11 +74,11 @@ class Meeting:
             return SharedReplicas(module, self.shared, bucket_bytes=size, clock=clock)
         hook = AllReduce(on_bucket=clock.note).hook
         if self.feedback is not None:
-            assert self.group is not None
+            assert self.workers is not None
             hook = CompressedAllReduce(
                 self.feedback,
                 dict(module.named_parameters()),
-                GroupCollectives(self.group),
+                self.workers,
                 background=self.background,
                 on_bucket=clock.note,
             ).hook
@@ -86,20 +90,20 @@ class Meeting:
         """End what runs for it."""
         if self.background is not None:
             self.background.close()
-        if self.shared is not None:
-            self.shared.close()
+        for group in (self.shared, self.neighbours):
+            if group is not None:
+                group.close()
 
 
-def open_meeting(
-    plan: Plan, *, rank: Rank, store: Store | None, device: torch.device, gradient_bytes: int, seed: int
-) -> Meeting:
+def open_meeting(plan: Plan, place: Place, *, gradient_bytes: int, seed: int) -> Meeting:
     """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
+    rank, store = place.rank, place.store
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
         why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
         return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
-    way = _wanted(plan, rank, device)
+    way = _wanted(plan, rank, place.device)
     if plan.sync.codec != "none":
-        return _through_codec(plan, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+        return _through_codec(plan, place, store, gradient_bytes=gradient_bytes, seed=seed)
     if way == "shared-memory":
         size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
         why = f"{rank.workers} workers on processors of one host"
@@ -109,7 +113,7 @@ def open_meeting(
         size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
         return Meeting(Communication(way=way, why=why, bucket_bytes=size))
-    return _over_wires(plan, rank=rank, store=store)
+    return _over_wires(plan, place, store)
 
 
 def open_shards(
@@ -126,27 +130,26 @@ def open_shards(
 
 
 def _can_share(rank: Rank, device: torch.device) -> bool:
-    return rank.local_workers == rank.workers and device.type == "cpu" and sys.platform == "linux"
+    return rank.local_workers == rank.workers and can_share_memory(device)
 
 
-def _through_codec(
-    plan: Plan, *, rank: Rank, store: Store, device: torch.device, gradient_bytes: int, seed: int
-) -> Meeting:
+def _through_codec(plan: Plan, place: Place, store: Store, *, gradient_bytes: int, seed: int) -> Meeting:
     """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
     group = new_group()
     name, why = plan.sync.codec, "the plan says so"
     inside = between = None
-    if name == "auto":
-        wire = Wire(group, hosts=_hosts(rank, store))
-        links = measure_links(wire, list(wire.hosts), seconds=_MEASURE_S)
+    if name == "auto" and plan.mesh.keeps_whole and _wanted(plan, place.rank, place.device) == "shared-memory":
+        name, why = "none", "no codec pays here: gradients meet in the memory of one host, and travel nowhere"
+    elif name == "auto":
+        links = links_of(Wire(group, hosts=hosts_of(place.rank, store), watch=place.watch), place.known)
         inside, between = links.inside, links.between
         slow = between or inside
         assert slow is not None
-        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(device, agree_least))
+        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(place.device, agree_least))
         name, why = choice.name, choice.why
     if name == "none":
         plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
-        meeting = open_meeting(plain, rank=rank, store=store, device=device, gradient_bytes=gradient_bytes, seed=seed)
+        meeting = open_meeting(plain, place, gradient_bytes=gradient_bytes, seed=seed)
         meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
         return meeting
     size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
@@ -159,8 +162,9 @@ def _through_codec(
         inside=inside,
         between=between,
     )
-    background = Background(timeout_s=plan.timeout_s) if device.type == "cpu" else None
-    return Meeting(said, feedback=ErrorFeedback(codec_named(name), seed=seed), group=group, background=background)
+    background = Background(timeout_s=plan.timeout_s) if place.device.type == "cpu" else None
+    feedback = ErrorFeedback(codec_named(name), seed=seed)
+    return Meeting(said, feedback=feedback, workers=GroupCollectives(group, watch=place.watch), background=background)
 
 
 def _setting(plan: Plan, link: Link, gradient_bytes: int) -> Setting:
@@ -192,30 +196,66 @@ def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     return "shared-memory" if can_share else "auto"
 
 
-def _over_wires(plan: Plan, *, rank: Rank, store: Store) -> Meeting:
+def _over_wires(plan: Plan, place: Place, store: Store) -> Meeting:
     """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
-    hosts = _hosts(rank, store)
-    wire = Wire(new_group(), hosts=hosts)
-    links = measure_links(wire, hosts, seconds=_MEASURE_S)
+    rank, hosts = place.rank, hosts_of(place.rank, store)
+    wire = Wire(new_group(), hosts=hosts, watch=place.watch)
+    links = links_of(wire, place.known)
     slow: Link | None = links.between or links.inside
     assert slow is not None
     per_host = rank.local_workers if len(set(map(hosts.count, hosts))) == 1 else 1
+    neighbours = (
+        _join_neighbours(plan, hosts, rank=rank, store=store) if _meet_inside(plan, per_host, place.device) else None
+    )
+    inside = over_shared(neighbours) if neighbours is not None else None
+    copied = _copied_link(neighbours, inside) if neighbours is not None and inside is not None else None
     way = choose_way(
-        workers=rank.workers, per_host=per_host, inside=links.inside, between=slow, bucket=plan.sync.bucket_bytes
+        workers=rank.workers,
+        per_host=per_host,
+        inside=copied or links.inside,
+        between=slow,
+        bucket=plan.sync.bucket_bytes,
     )
     name = way.name if plan.sync.way == "auto" else plan.sync.way
+    if neighbours is not None and name != "two-level":
+        neighbours.close()
+        neighbours = inside = None
     size = plan.sync.bucket_bytes or bucket_bytes(slow, rank.workers)
     why = way.reason() if plan.sync.way == "auto" else "the plan says so"
-    all_reduce = ALL_REDUCE[name]
     return Meeting(
-        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between),
+        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between, copied=copied),
         background=Background(timeout_s=plan.timeout_s),
-        exchange=lambda tensor: all_reduce(tensor, wire),
+        exchange=_exchange(name, wire, inside),
+        neighbours=neighbours,
     )
 
 
-def _hosts(rank: Rank, store: Store) -> list[str]:
-    """Return the host of each worker; those that one launcher counts apart are told apart, whatever they are called."""
-    own = PrefixStore("hosts", store)
-    own.set(str(rank.index), f"{socket.gethostname()}/{rank.index - rank.local_index}")
-    return [own.get(str(worker)).decode() for worker in range(rank.workers)]
+def _exchange(name: str, wire: Wire, inside: Inside | None) -> Callable[[torch.Tensor], None]:
+    """Return what sums a tensor by the algorithm `name`, or in two levels with the workers of a host as `inside`."""
+    if inside is None:
+        all_reduce = ALL_REDUCE[name]
+        return lambda tensor: all_reduce(tensor, wire)
+    _, between = levels(wire)
+    return lambda tensor: two_level_with(tensor, wire, inside=inside, between=between)
+
+
+def _meet_inside(plan: Plan, per_host: int, device: torch.device) -> bool:
+    """Return whether workers of a host can meet in its memory, as the inner of two levels; the same on all hosts."""
+    return per_host > 1 and plan.sync.way in ("auto", "two-level") and can_share_memory(device)
+
+
+def _join_neighbours(plan: Plan, hosts: list[str], *, rank: Rank, store: Store) -> SharedGroup:
+    """Return the workers of this one's host. Called by every worker."""
+    numbers = [worker for worker, host in enumerate(hosts) if host == hosts[rank.index]]
+    own = PrefixStore(f"host of worker {numbers[0]}", store)
+    return join(own, index=numbers.index(rank.index), count=len(numbers), timeout_s=plan.timeout_s, numbers=numbers)
+
+
+def _copied_link(neighbours: SharedGroup, inside: Inside) -> Link:
+    """Return what copying through a host's memory takes, on the slowest host. Called by every worker."""
+    times = time_inside(neighbours, inside, seconds=_SHARED_S, sizes=_SHARED_SIZES)
+    # Not shared among more than the two that a link joins: all of them were at it when it was measured.
+    link = link_from(times, workers=neighbours.count, shared=False, source="measured inside each host, in its memory")
+    return dataclasses.replace(
+        link, bytes_per_s=agree_least(link.bytes_per_s), latency_s=-agree_least(-link.latency_s), overlaps=False
+    )

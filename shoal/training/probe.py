@@ -22,7 +22,7 @@ from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
 from shoal.profile.host import device_from, product_points
 from shoal.spec.cluster import Cluster, Storage
-from shoal.spec.device import Device
+from shoal.spec.device import Device, Link
 from shoal.training.host import Say, completed, this_host
 from shoal.training.probe_worker import TIMEOUT_S
 
@@ -44,6 +44,10 @@ class Probed:
     """By precision: (operations of one product, operations per second that the whole device reached with such)."""
     messages: list[tuple[int, float]]
     """(bytes, seconds of an all-reduce of so many); empty for one worker."""
+    sums: list[tuple[int, float]]
+    """The same in shared memory, in place; empty where workers share none."""
+    copies: list[tuple[int, float]]
+    """The same for what is scattered and gathered through shared memory."""
 
 
 def probe(
@@ -121,12 +125,21 @@ def _probed(logs: list[Events], tiers: tuple[Storage, ...], *, shared: bool) -> 
     how = f"measured by {workers} workers at once" if workers > 1 else "measured by 1 worker"
     source = f"{how}, torch {torch.__version__}, {datetime.datetime.now().astimezone().date()}"
     device = _device(logs, shared=shared, source=source)
-    messages = [(int(size), float(seconds)) for size, seconds in logs[0]["link"]["times"]] if workers > 1 else []
-    host = this_host()
+    messages = _times(logs, "link", "times")
+    sums, copies = _times(logs, "memory", "in_place"), _times(logs, "memory", "copied")
+
+    def link(times: list[tuple[int, float]]) -> Link | None:
+        return link_from(times, workers=workers, shared=shared, source=source) if times else None
+
+    host, inside = this_host(), link(messages)
+    # Where workers share no memory, they meet over the link in its place.
+    in_place, copied = (link(sums) or inside, link(copies) or inside) if shared else (None, None)
     cluster = replace(
         host,
         devices={host.nodes[0].device: device},
-        inside=link_from(messages, workers=workers, shared=shared, source=source) if messages else None,
+        inside=inside,
+        in_place=in_place,
+        copied=copied,
         storage=tiers,
     )
     together = workers if shared else 1
@@ -135,7 +148,12 @@ def _probed(logs: list[Events], tiers: tuple[Storage, ...], *, shared: bool) -> 
         precision: [(flops, together * flops / seconds) for flops, seconds in product_points(mean, precision)]
         for precision in ("fp32", "bf16")
     }
-    return Probed(cluster=cluster, products=products, messages=messages)
+    return Probed(cluster=cluster, products=products, messages=messages, sums=sums, copies=copies)
+
+
+def _times(logs: list[Events], kind: str, name: str) -> list[tuple[int, float]]:
+    """Return (bytes, seconds) as worker 0 measured them; none where it did not."""
+    return [(int(size), float(seconds)) for size, seconds in logs[0].get(kind, {}).get(name, [])]
 
 
 def _device(logs: list[Events], *, shared: bool, source: str) -> Device:

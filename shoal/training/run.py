@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from shoal.comm.alive import watching
+from shoal.comm.alive import Watch, watching
 from shoal.comm.device import pick_device, set_threads
 from shoal.comm.group import barrier, joined
 from shoal.comm.mesh import device_mesh, position_of
@@ -26,6 +26,7 @@ from shoal.sync.compressed import compress_shards
 from shoal.training.clock import StepClock
 from shoal.training.engine import build_engine
 from shoal.training.evaluate import evaluate
+from shoal.training.links import Place, known_links
 from shoal.training.meeting import open_meeting, open_shards
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
@@ -54,6 +55,7 @@ class Run:
         store: Store | None,
         device: torch.device,
         log: EventLog,
+        watch: Watch | None = None,
         is_recorded: bool = False,
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
@@ -80,15 +82,13 @@ class Run:
         parameters = self._state.layout.parameters.values()
         self._meeting = open_meeting(
             plan,
-            rank=rank,
-            store=store,
-            device=device,
+            Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder)),
             gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
             seed=job.seed,
         )
         if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
             for root in self._state.layout.roots:
-                compress_shards(root, self._meeting.feedback)
+                compress_shards(root, self._meeting.feedback, watch=watch)
         if rank.index == 0:
             write_toml(folder.communication_toml, self._meeting.communication)
         self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock, meeting=self._meeting)
@@ -246,7 +246,7 @@ def _eager() -> Iterator[None]:
         torch.compiler.set_stance("default")
 
 
-def _watched(store: Store | None, rank: Rank, plan: Plan) -> AbstractContextManager[object]:
+def _watched(store: Store | None, rank: Rank, plan: Plan) -> AbstractContextManager[Watch | None]:
     """Return what names a worker that is lost, for the length of a `with` block."""
     return nullcontext() if store is None else watching(store, rank, timeout_s=plan.timeout_s, silent_s=SILENT_S)
 
@@ -262,8 +262,10 @@ def open_run(
     plan = read_toml(Plan, folder.plan_toml)
     set_threads(rank)
     device = pick_device(rank)
-    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan):
-        run = Run(job, plan, folder, rank=rank, store=store, device=device, log=log, is_recorded=is_recorded)
+    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan) as watch:
+        run = Run(
+            job, plan, folder, rank=rank, store=store, device=device, log=log, watch=watch, is_recorded=is_recorded
+        )
         try:
             yield run
             run.finish()

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ def test_the_file_is_a_cluster_of_this_host_with_everything_measured(probed: tup
     assert min(*rates, device.copy_to_bytes_per_s, device.copy_from_bytes_per_s) > 0
     assert cluster.inside is not None
     assert not cluster.inside.overlaps
+    for link in (cluster.in_place, cluster.copied):
+        assert link is not None
+        assert not link.overlaps
     assert [tier.path for tier in cluster.storage] == [str(path.parent.resolve())]
     assert printed["cluster"]["devices"][node.device]["matmul_flops_per_s"] == device.matmul_flops_per_s
     assert printed["file"] == str(path)
@@ -54,6 +58,8 @@ def test_the_rates_are_those_of_the_measured_sizes(probed: tuple[Path, dict[str,
         assert min(rates) <= full <= 4 * max(rates)
     sizes = [size for size, _ in printed["messages"]]
     assert sizes == sorted(sizes)
+    for what in ("sums", "copies"):
+        assert [size for size, _ in printed[what]] == (sizes if sys.platform == "linux" else [])
 
 
 def test_the_planner_takes_the_cluster_as_it_is(probed: tuple[Path, dict[str, Any]]) -> None:
@@ -63,6 +69,8 @@ def test_the_planner_takes_the_cluster_as_it_is(probed: tuple[Path, dict[str, An
     assert machine.workers == 2
     assert machine.device == cluster.devices[cluster.nodes[0].device]
     assert machine.inside == cluster.inside
+    assert machine.in_place == cluster.in_place
+    assert machine.copied == cluster.copied
 
 
 def test_one_worker_alone_measures_no_link_and_a_person_sees_a_table(

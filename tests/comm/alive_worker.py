@@ -17,10 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.comm.algorithms import ALL_REDUCE, Wire, broadcast
+from shoal.comm.algorithms import ALL_REDUCE, Wire, broadcast, two_level_with
+from shoal.comm.algorithms.shared_inside import over_shared
+from shoal.comm.algorithms.two_level import AllReduce, levels
 from shoal.comm.alive import watching
 from shoal.comm.group import joined
 from shoal.comm.rank import Rank
+from shoal.comm.shm.group import join
 from shoal.comm.store import connect
 
 TIMEOUT_S = 30.0
@@ -58,6 +61,8 @@ def _work(host: str, port: int, workers: int, index: int, options: dict[str, Any
             begin_s = time.monotonic()
             assert dist.group.WORLD is not None
             wire = Wire(dist.group.WORLD, watch=watch)
+            if options["collective"] == "two-level":
+                ALL_REDUCE["two-level"] = _in_shared_memory(store, wire)
             if index == options.get("victim") and "signal" in options:
                 threading.Timer(0.3, os.kill, [os.getpid(), signal.Signals[options["signal"]]]).start()
             for round_number in range(10**9):
@@ -66,6 +71,16 @@ def _work(host: str, port: int, workers: int, index: int, options: dict[str, Any
                 _collective(options["collective"], index, workers, wire)
     except Exception as error:
         _say(worker=index, type=type(error).__name__, text=str(error), seconds=time.monotonic() - begin_s)
+
+
+def _in_shared_memory(store: dist.Store, wire: Wire) -> AllReduce:
+    """Return an all-reduce in two levels as if each two workers were on one host, whose memory they share."""
+    wire.hosts = tuple(f"host {worker // 2}" for worker in range(wire.count))
+    first = wire.index - wire.index % 2
+    own = dist.PrefixStore(f"host of {first}", store)
+    group = join(own, index=wire.index - first, count=2, timeout_s=TIMEOUT_S, numbers=[first, first + 1])
+    inside, (_, between) = over_shared(group), levels(wire)
+    return lambda tensor, wire: two_level_with(tensor, wire, inside=inside, between=between)
 
 
 def _collective(name: str, index: int, workers: int, wire: Wire) -> None:

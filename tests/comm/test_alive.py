@@ -67,7 +67,7 @@ def ends(process: "subprocess.Popen[str]", survivors: int, *, ready: int) -> dic
 
 @pytest.mark.parametrize(
     ("collective", "signal_name"),
-    [("gloo", "SIGKILL"), ("gloo", "SIGSTOP"), ("ring", "SIGSTOP"), ("pairs", "SIGKILL")],
+    [("gloo", "SIGKILL"), ("gloo", "SIGSTOP"), ("ring", "SIGSTOP"), ("pairs", "SIGKILL"), ("two-level", "SIGKILL")],
 )
 def test_every_survivor_names_the_worker_that_was_killed_or_stopped(collective: str, signal_name: str) -> None:
     with workers(4, collective=collective, victim=2, signal=signal_name) as (_, process):

@@ -1,12 +1,16 @@
 """Who talks to whom, held against the closed forms of `collectives` and against counting workers one by one."""
 
+import dataclasses
+
 import pytest
 
+from shoal.planner.catalog import read_link
 from shoal.planner.collectives.allreduce import ring, two_level
-from shoal.planner.machine import Machine
-from shoal.planner.time.traffic import Group, groups_of
+from shoal.planner.machine import Machine, machine_of
+from shoal.planner.time.traffic import Group, exchange_overlaps, groups_of
+from shoal.spec.cluster import Cluster, Node
 from shoal.spec.device import Device, Link
-from shoal.spec.plan import Mesh
+from shoal.spec.plan import Mesh, Sync
 
 DEVICE = Device(source="round", matmul_flops_per_s=1, bf16_matmul_flops_per_s=1, memory_bytes_per_s=1, operation_s=0)
 NVLINK = Link(source="round", bytes_per_s=300e9, latency_s=5e-6)
@@ -86,6 +90,64 @@ def test_an_all_reduce_on_the_loopback_takes_what_gloo_took(workers: int, num_by
     group = groups_of(host, Mesh(replicate=workers)).data
     assert group.all_reduce_s(num_bytes) == pytest.approx(measured_s, rel=0.2)
     assert group.all_reduce_s(num_bytes) == ring(num_bytes, workers, 0.94e9 * 2 / workers, 280e-6).seconds
+
+
+IN_PLACE = Link(source="measured", bytes_per_s=6.5e9, latency_s=40e-6, overlaps=False)
+COPIED = Link(source="measured", bytes_per_s=1.5e9, latency_s=60e-6, overlaps=False)
+LOOPBACK = Link(source="measured", bytes_per_s=1e9, latency_s=280e-6)
+HOST = Machine(
+    device=DEVICE, per_node=4, shared=True, inside=LOOPBACK, between=NETWORK, in_place=IN_PLACE, copied=COPIED
+)
+
+
+@pytest.mark.parametrize(("workers", "measured_s"), [(2, 64e6 / 6.52e9), (4, 64e6 / 2.10e9)])
+def test_a_sum_in_shared_memory_takes_what_it_took(workers: int, measured_s: float) -> None:
+    # benchmarks/shared_memory.py, 2 cores of a 2.8 GHz Xeon, 2026-11 (docs/communication.md).
+    group = groups_of(HOST, Mesh(replicate=workers)).data
+    assert group.all_reduce_s(64e6) == pytest.approx(measured_s, rel=0.1)
+
+
+def test_replicas_and_shards_of_one_processor_meet_in_its_memory_and_all_others_over_the_link() -> None:
+    whole = groups_of(HOST, Mesh(replicate=2))
+    assert (whole.data.in_memory, whole.data.inside_bytes_per_s) == (True, 6.5e9)
+    both = groups_of(HOST, Mesh(replicate=2, shard=2))
+    assert (both.shard.in_memory, both.shard.inside_bytes_per_s) == (True, 1.5e9 * 2 / 4)
+    divided = groups_of(HOST, Mesh(replicate=2, tensor=2))
+    pipelines = groups_of(HOST, Mesh(replicate=2, pipeline=2))
+    for group in (both.replicate, divided.data, divided.tensor, pipelines.data, pipelines.next_stage, whole.tensor):
+        assert (group.in_memory, group.inside_latency_s) == (False, 280e-6)
+    assert not exchange_overlaps(HOST, whole)
+    assert not exchange_overlaps(HOST, both)
+    assert exchange_overlaps(HOST, divided)
+
+
+@pytest.mark.parametrize(
+    "sync", [Sync(way="engine"), Sync(way="ring"), Sync(codec="int8"), Sync(mode="server")], ids=str
+)
+def test_replicas_meet_over_the_link_where_the_plan_says_so(sync: Sync) -> None:
+    assert not groups_of(HOST, Mesh(replicate=2), sync).data.in_memory
+    assert groups_of(HOST, Mesh(shard=2), sync).shard.in_memory is (sync.way != "engine" and sync.codec == "none")
+
+
+def test_workers_of_several_hosts_and_on_gpus_share_no_memory() -> None:
+    hosts = dataclasses.replace(HOST, nodes=2, per_node=2)
+    gpus = dataclasses.replace(HOST, shared=False)
+    for machine in (hosts, gpus):
+        assert not groups_of(machine, Mesh(replicate=4)).data.in_memory
+        assert not groups_of(machine, Mesh(shard=4)).shard.in_memory
+
+
+def test_where_nobody_measured_it_shared_memory_is_as_fast_as_the_memory_of_the_device() -> None:
+    node = Node(host="h", cores=2, memory_bytes=1 << 34, device="cpu-host")
+    machine = machine_of(Cluster(nodes=(node,), inside=read_link("loopback")), per_node=2)
+    assert machine.in_place is not None
+    assert machine.copied is not None
+    assert machine.inside.bytes_per_s < machine.in_place.bytes_per_s < 20e9  # what its memory reads and writes
+    assert 0 < machine.copied.bytes_per_s < machine.in_place.bytes_per_s
+    measured = machine_of(Cluster(nodes=(node,), in_place=IN_PLACE, copied=COPIED), per_node=2)
+    assert (measured.in_place, measured.copied) == (IN_PLACE, COPIED)
+    on_gpus = machine_of(Cluster(nodes=(Node(host="h", cores=2, memory_bytes=1, device="h100", devices=8),)))
+    assert on_gpus.in_place is on_gpus.copied is None
 
 
 def test_one_worker_sends_nothing() -> None:

@@ -67,9 +67,15 @@ def constants_of(machine: Machine) -> Constants:
 
 
 def with_constants(machine: Machine, constants: Constants) -> Machine:
-    """Return `machine` with other constants."""
+    """Return `machine` with other constants; what shards are copied through is slower or faster as its inner link is.
+
+    Not so what gradients are summed in, in place: most of that is part of the backward, and what is left to wait for is
+    mostly for a worker that is late.
+    """
+    copied, rate = machine.copied, constants.inside_bytes_per_s / machine.inside.bytes_per_s
     return replace(
         machine,
+        copied=copied and replace(copied, bytes_per_s=rate * copied.bytes_per_s),
         device=replace(
             machine.device,
             matmul_fraction=constants.matmul_fraction,

@@ -12,14 +12,14 @@ halving-doubling takes 4 * 0.2 ms + 1.5 * 84 ms, the fastest.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.planner.collectives.allreduce import ALLREDUCE, Cost, halving_doubling
+from shoal.planner.collectives.allreduce import Cost, halving_doubling
 from shoal.planner.collectives.compression import CODECS, Setting, exchange, weigh
+from shoal.planner.collectives.crowd import STEPS, crowded
 from shoal.planner.collectives.winners import fastest
 from shoal.spec.device import Link
 
 LATENCY_SHARE = 0.05
 LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 64 << 20
-_WIRED = {name: cost for name, cost in ALLREDUCE.items() if name != "parameter-server"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def choose_way(*, workers: int, per_host: int, inside: Link | None, between: Lin
     """Return the fastest way among hosts of `per_host` workers; `bucket` bytes, or as many as fit the link."""
     size = bucket or bucket_bytes(between, workers)
     # The workers of a host share its adapter.
-    costs = {name: cost(size, workers, between.bytes_per_s, between.latency_s) for name, cost in _WIRED.items()}
+    costs = {name: crowded(name, size, workers, between) for name in STEPS}
     if inside is not None and 1 < per_host < workers and workers % per_host == 0:
         costs["two-level"] = _two_level(size, workers // per_host, per_host, inside, between)
     return Way(name=fastest(costs), bucket_bytes=size, seconds={name: cost.seconds for name, cost in costs.items()})

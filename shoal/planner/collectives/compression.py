@@ -8,7 +8,7 @@ encoded and decoded in each step, and may need more steps.
 
 Exposed is what does not hide behind `overlap_s` of computing. How encoded gradients are exchanged depends on the codec:
 
-1. Those that can be added while encoded go through an all-reduce, and their sum is decoded once (PowerSGD).
+1. Those that can be added while encoded go through the engine's all-reduce, and their sum is decoded once (PowerSGD).
 2. Dense ones (bf16, int8, int4, sign) go in slices: worker j is sent slice j by all, adds them up, encodes the sum, and
    all gather that: 2 (p-1)/p ratio n bytes. For 2 workers it is the same as to gather.
 3. Sparse ones (top-k, threshold) are gathered: each worker receives those of all p, (p-1) ratio n bytes, and decodes
@@ -21,12 +21,13 @@ the values with their places are 4 MB: 48 ms to gather. With 200 ms to encode (2
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather, ring_all_gather
+from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather, ring, ring_all_gather
 from shoal.planner.collectives.winners import changes, fastest_allreduce
+from shoal.planner.memory.residual import LEAST_GAIN, RANK
 
 SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e15
 """Between these the link's break-even speed is looked for."""
@@ -42,13 +43,38 @@ class Codec:
     """summed: through an all-reduce, while encoded; sliced; gathered; sparse: gathered, or sliced in bf16."""
     rounds: int = 1
     """All-reduces of a step, of equal size, each waiting for the one before."""
+    by_engine: bool = False
+    """Whether the engine's own all-reduce carries it, whatever would be the fastest: over Gloo that is a ring."""
 
     def __post_init__(self) -> None:
         assert self.travels in ("summed", "sliced", "gathered", "sparse"), self.travels
 
 
+def sparse(density: float) -> Codec:
+    """Return a codec that sends this fraction of the values: 2 bytes each, as much for where, and counts.
+
+    A count of 4 bytes goes with every 65,536 elements (compress/places.py).
+    """
+    return Codec(ratio=density + 1 / 65536, travels="sparse")
+
+
+def low_rank(shapes: Sequence[tuple[int, ...]], rank: int = RANK) -> Codec:
+    """Return PowerSGD for gradients of these shapes: P is summed, then Q (Vogels et al., 2019).
+
+    What is no matrix, or too small to gain by it, travels whole. Example: [1024, 1024], rank 4: 4 * 2048 / 1024^2.
+    """
+    numel = [math.prod(shape) for shape in shapes]
+    sides = [(shape[0] if shape else 1) + math.prod(shape[1:]) for shape in shapes]
+    sent = [
+        rank * side if LEAST_GAIN * rank * side <= whole else whole for side, whole in zip(sides, numel, strict=True)
+    ]
+    return Codec(ratio=sum(sent) / max(1, sum(numel)), travels="summed", rounds=2, by_engine=True)
+
+
 _SCALE_BYTES = 2 / 256
 """What a block's scale adds to each of its elements (compress/bucket.py)."""
+_THRESHOLD = 8.0
+"""What threshold sends exceeds this multiple of the mean magnitude (compress/threshold.py)."""
 
 CODECS = {
     "none": Codec(ratio=1.0, travels="summed"),
@@ -56,11 +82,10 @@ CODECS = {
     "int8": Codec(ratio=(1 + _SCALE_BYTES) / 4, travels="sliced"),
     "int4": Codec(ratio=(1 / 2 + _SCALE_BYTES) / 4, travels="sliced"),
     "sign": Codec(ratio=(1 / 8 + _SCALE_BYTES) / 4, travels="sliced"),
-    # The largest 1% of the values, 2 bytes each, as much for where they are, and a count for every 65,536 elements.
-    "topk": Codec(ratio=0.01 + 1 / 65536, travels="sparse"),
-    "threshold": Codec(ratio=0.01 + 1 / 65536, travels="sparse"),
-    # Rank 4 of matrices of 1024 x 1024: 4 * (1024 + 1024) / 1024^2. First P is summed, then Q (Vogels et al., 2019).
-    "powersgd": Codec(ratio=1 / 128, travels="summed", rounds=2),
+    "topk": sparse(0.01),
+    # As far as it is known beforehand: how often a random walk, which has normal steps, gets that far.
+    "threshold": sparse(math.pi / (2 * _THRESHOLD**2)),
+    "powersgd": low_rank([(1024, 1024)]),
 }
 
 
@@ -111,8 +136,8 @@ class Setting:
     compute_s: float
     overlap_s: float = 0.0
     """Computing behind which an exchange can hide."""
-    algorithms: Mapping[str, Algorithm] = dataclasses.field(default_factory=lambda: ALLREDUCE)
-    """The all-reduces to take the fastest of."""
+    algorithms: Mapping[str, Algorithm] | None = None
+    """The all-reduces to take the fastest of; None: all, and the engine's for what that carries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +231,15 @@ def decoded_bytes(codec: Codec, num_bytes: float, workers: int) -> float:
 
 
 def _sum(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    algorithms = setting.algorithms
+    if algorithms is None:
+        algorithms = {"ring": ring} if codec.by_engine else ALLREDUCE
     name, cost = fastest_allreduce(
         setting.num_bytes * codec.ratio / codec.rounds,
         setting.workers,
         setting.link_bytes_per_s,
         setting.latency_s,
-        algorithms=setting.algorithms,
+        algorithms=algorithms,
     )
     return name, codec.rounds * cost.seconds, codec.rounds * cost.bytes_per_worker
 

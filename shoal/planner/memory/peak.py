@@ -1,7 +1,7 @@
 """How much memory a worker needs at its worst moment, and what it is made of.
 
 1. Lasting: parameters, gradients, optimizer state; divided by the tensor degree where products are, by the shards of
-   ZeRO, and over pipeline stages by layer.
+   ZeRO, and over pipeline stages by layer. And what a codec has not sent yet, which ZeRO does not divide: `residual`.
 2. A forward piles up what the layers save for the backward, A(i) before layer i; a backward takes it down again. The
    worst moment of layer i is A(i) plus the peak that was traced within it. With micro-batches in flight through a
    pipeline, those before count in full.
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from shoal.planner.engine import on_ddp, scatters_after, scatters_each
 from shoal.planner.memory.gathered import Groups
+from shoal.planner.memory.residual import keeps_residuals
 from shoal.planner.memory.sizes import Sizes, sizes_of
 from shoal.planner.stages import cut_into_stages, fullest_stages
 from shoal.spec.device import Device
@@ -69,7 +70,7 @@ def _peaks(profile: Profile, plan: Plan, samples: int, device: Device | None, *,
     stages = cut(profile, plan.mesh.pipeline, chunks=plan.chunks, starts=plan.stages)
     at_once = min(samples, plan.batch.micro_batch or samples)
     ratio = at_once / profile.micro_batch
-    sizes = {id(layer): sizes_of(layer, plan, ratio=ratio) for layer in profile.layers}
+    sizes = {id(layer): sizes_of(layer, plan, ratio=ratio, dtype=profile.dtype) for layer in profile.layers}
     for stage in stages:
         layers = [(sizes[id(layer)], count) for layer, count in stage.layers]
         step = _Step(profile, plan, stage.index, layers, samples=samples, at_once=at_once)
@@ -133,7 +134,9 @@ class _Step:
 
     def _lasting(self) -> dict[str, int]:
         shards = self.plan.mesh.shard
+        residuals = {"residuals": self._total("residuals")} if keeps_residuals(self.plan) else {}
         return {
+            **residuals,
             "parameters": self.parameters // shards,
             "optimizer": self._total("optimizer") // shards,
             "inputs": self.profile.input_bytes * self.at_once // self.profile.micro_batch,

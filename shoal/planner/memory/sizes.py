@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.planner.engine import on_fsdp2
+from shoal.planner.memory.residual import residual_bytes
 from shoal.spec.plan import Plan
 from shoal.spec.profile import Layer, Pass
 
@@ -16,6 +17,8 @@ class Sizes:
     parameters: int
     gradients: int
     optimizer: int
+    residuals: int
+    """What a codec has not sent yet, and remembers."""
     padding: float
     saved: int
     """Kept from its forward to its backward."""
@@ -29,9 +32,10 @@ class Sizes:
     backward_at: str
 
 
-def sizes_of(layer: Layer, plan: Plan, *, ratio: float) -> Sizes:
+def sizes_of(layer: Layer, plan: Plan, *, ratio: float, dtype: str = "float32") -> Sizes:
     """Return the bytes of `layer` when a micro-batch is `ratio` times the one it was traced with.
 
+    `dtype` is that of its gradients.
     With `plan.sequence` all that a divided block saves is divided; while a pair runs, its input is there whole.
     """
     tensor = layer.degree(plan.mesh.tensor)
@@ -59,12 +63,14 @@ def sizes_of(layer: Layer, plan: Plan, *, ratio: float) -> Sizes:
         # Autocast's cache still has the weights that nobody saves now; on FSDP2 it is off.
         cached = int(kept * max(0, layer.saved_fixed_bytes)) if plan.precision == "bf16" else 0
         cast = 0 if on_fsdp2(plan) else max(0, cast) + cached
+    gradients = int(whole * layer.gradient_bytes)
     return Sizes(
         name=layer.name,
         block=layer.block,
         parameters=int(whole * layer.parameter_bytes),
-        gradients=int(whole * layer.gradient_bytes),
+        gradients=gradients,
         optimizer=int(whole * layer.optimizer_bytes),
+        residuals=residual_bytes(layer, plan, gradient_bytes=gradients, dtype=dtype),
         padding=layer.padding,
         saved=saved,
         cast=cast,

@@ -189,9 +189,11 @@ def _pipeline(space: Space, found: _Costed, winner: Candidate) -> str:
 
 def _data(space: Space, found: _Costed, winner: Candidate) -> str:
     del winner
-    crosses = groups_of(space.machine, found.plan.mesh).data.nodes > 1
+    groups = groups_of(space.machine, found.plan.mesh, found.plan.sync)
     what = "parameters and gradients" if found.plan.zero == 3 else "gradients"
-    return f": {format_seconds(found.time.data_s)} of the step waits for {what} on {_rate(space, crosses)} links"
+    in_memory = groups.data.in_memory or groups.shard.in_memory
+    where = "in shared memory" if in_memory else f"on {_rate(space, groups.data.nodes > 1)} links"
+    return f": {format_seconds(found.time.data_s)} of the step waits for {what} {where}"
 
 
 def _bubble(space: Space, found: _Costed, winner: Candidate) -> str:

@@ -7,9 +7,12 @@
    micro-batch (1) or in every one (2 and 3). A layer's messages run beside the computing of its neighbours; the first
    one shows. In a pipeline all stages of ZeRO gather once a step, and scatter when its last backward is done: that
    shows whole. So does the all-reduce of replicas that are pipelines.
-3. server: K servers take gradients and give parameters, after the backward. local: parameters meet every H steps.
-4. A codec shrinks what travels and costs its encoding and decoding. What cannot be added encoded is gathered.
-5. On a link that does not overlap, or with an engine that waits, everything shows.
+3. Replicas on one processor sum in shared memory. Each gradient is copied there when it is made, and summed in passing,
+   bucket by bucket, by the core that computes: that lengthens the backward. What is left to wait for is the last
+   bucket, and the engine's sum of the losses.
+4. server: K servers take gradients and give parameters, after the backward. local: parameters meet every H steps.
+5. A codec shrinks what travels and costs its encoding and decoding. What cannot be added encoded is gathered.
+6. On a link that does not overlap, or with an engine that waits, everything shows.
 """
 
 import math
@@ -24,6 +27,8 @@ from shoal.spec.plan import Plan
 
 BUCKET_BYTES = 25 * 1024 * 1024
 """DDP's default bucket_cap_mb."""
+SHARED_BUCKET_BYTES = 4 << 20
+"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
 
 
 class Held(NamedTuple):
@@ -36,6 +41,8 @@ class Held(NamedTuple):
     backward_s: float
     micro_batches: int
     memory_bytes_per_s: float
+    update_bytes_per_s: float
+    """The same for memory that is there already."""
 
 
 class Exchange(NamedTuple):
@@ -44,6 +51,8 @@ class Exchange(NamedTuple):
     seconds: float
     inside_bytes: float = 0.0
     between_bytes: float = 0.0
+    in_backward_s: float = 0.0
+    """What the core that computes does of it in passing: it counts as computing."""
 
 
 def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Exchange:
@@ -52,6 +61,8 @@ def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Ex
         return Exchange(0.0)
     if plan.zero:
         return _zero(plan, groups, held, overlaps=overlaps)
+    if groups.data.in_memory:
+        return _in_memory(plan, groups, held)
     return _MODES[plan.sync.mode](plan, groups.data, held, overlaps and not scatters_after(plan))
 
 
@@ -63,6 +74,17 @@ def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchang
         buckets = max(1, math.ceil(held.gradient_bytes / BUCKET_BYTES))
         shown_s = max(seconds / buckets, seconds - held.backward_s)
     return Exchange(shown_s + _coding_s(plan, held, group.size), inside, between)
+
+
+def _in_memory(plan: Plan, groups: Groups, held: Held) -> Exchange:
+    seconds = groups.data.all_reduce_s(held.gradient_bytes)
+    buckets = max(1, math.ceil(held.gradient_bytes / (plan.sync.bucket_bytes or SHARED_BUCKET_BYTES)))
+    copy_s = 2 * held.gradient_bytes / held.update_bytes_per_s
+    inside, between = groups.data.gather_bytes(2 * held.gradient_bytes)
+    # The losses go over the engine's link, the one that `tensor` has; elsewhere they are lost in what gradients take.
+    losses_s = 2 * (groups.data.size - 1) * groups.tensor.inside_latency_s
+    shown_s = seconds / buckets
+    return Exchange(shown_s + losses_s, inside, between, in_backward_s=seconds - shown_s + copy_s)
 
 
 def _server(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001

@@ -21,7 +21,7 @@ from shoal.planner.time.exchange import BUCKET_BYTES
 from shoal.planner.time.simulate import Layered, Piece, Timeline, simulate_overlap, simulate_pipeline
 from shoal.planner.time.stagetime import StageTime, StageTimes, pieces_of
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
-from shoal.planner.time.traffic import Groups, groups_of
+from shoal.planner.time.traffic import Groups, exchange_overlaps, groups_of
 from shoal.spec.plan import Plan
 from shoal.spec.profile import Profile
 
@@ -72,7 +72,7 @@ class _Step:
 
     @cached_property
     def groups(self) -> Groups:
-        return groups_of(self.machine, self.plan.mesh)
+        return groups_of(self.machine, self.plan.mesh, self.plan.sync)
 
     @cached_property
     def pieces(self) -> list[list[StageTime]]:
@@ -101,9 +101,8 @@ class _Step:
     @cached_property
     def overlaps(self) -> bool:
         """Whether messages run beside computing, and are not squeezed or served: then the closed form stands."""
-        link = self.machine.between if self.groups.data.nodes > 1 else self.machine.inside
         plain = self.plan.sync.mode == "all-reduce" and self.plan.sync.codec == "none"
-        return link.overlaps and plain and self.plan.mesh.data > 1
+        return exchange_overlaps(self.machine, self.groups) and plain and self.plan.mesh.data > 1
 
     # The pipeline
 

@@ -23,8 +23,8 @@ from shoal.planner.time.compute import PassTime, Rates, Split, rates_of
 from shoal.planner.time.exchange import Exchange, Held, exchange_of
 from shoal.planner.time.nearby import layer_flops_of
 from shoal.planner.time.stagetime import Pipeline, StageTime, StageTimes, pieces_of
-from shoal.planner.time.traffic import Groups, groups_of
-from shoal.spec.plan import Mesh, Plan
+from shoal.planner.time.traffic import Groups, exchange_overlaps, groups_of
+from shoal.spec.plan import Mesh, Plan, Sync
 from shoal.spec.profile import Profile
 
 
@@ -33,7 +33,7 @@ class StepTime:
     """Seconds of one step of the slowest worker, by what they go to; and what one worker sends."""
 
     compute_s: float
-    """Forward and backward of its own layers, what is computed again included."""
+    """Forward and backward of its own layers, what is computed again included, and gradients summed in passing."""
     optimizer_s: float
     tensor_s: float
     """Messages inside layers, as far as they show."""
@@ -110,14 +110,14 @@ class _Costs:
         cut = [layer for layer in profile.layers if layer.block] or profile.layers
         self.sent_bytes = max(layer.output_bytes for layer in cut)
         self._stage_times: dict[int, StageTimes] = {}
-        self._groups: dict[Mesh, Groups] = {}
+        self._groups: dict[tuple[Mesh, Sync], Groups] = {}
 
     def step_time(self, plan: Plan, *, batch_size: int, overlap: bool) -> StepTime:
         mesh = plan.mesh
         samples = largest_part(plan, batch_size)
         at_once = min(samples, plan.batch.micro_batch or samples)
         micro_batches = samples / at_once  # the last one may be smaller, and takes less
-        groups = self._groups_of(mesh)
+        groups = self._groups_of(mesh, plan.sync)
         times = self._times(min(mesh.workers, self.machine.per_node))
         split = Split(
             at_once / self.profile.micro_batch, mesh.tensor, accumulates=samples > at_once, sequence=plan.sequence
@@ -130,7 +130,7 @@ class _Costs:
         )
         inside, between = groups.tensor.gather_bytes(2 * micro_batches * slowest.summed_bytes)
         return StepTime(
-            compute_s=micro_batches * slowest.compute_s,
+            compute_s=micro_batches * slowest.compute_s + found.in_backward_s,
             optimizer_s=optimizer_s,
             tensor_s=micro_batches * (slowest.seconds - slowest.compute_s),
             pipeline_s=pipeline_s,
@@ -160,7 +160,7 @@ class _Costs:
         self, plan: Plan, groups: Groups, pipeline: Pipeline, rates: Rates, *, rounds: int, overlap: bool
     ) -> tuple[Exchange, float]:
         """Return the exchange and the optimizer's seconds, of that stage of the pipeline where both take longest."""
-        link = self.machine.between if groups.data.nodes > 1 else self.machine.inside
+        overlaps = overlap and exchange_overlaps(self.machine, groups)
         found = []
         for stage in pipeline.different:
             held = Held(
@@ -171,8 +171,9 @@ class _Costs:
                 stage.again_s + stage.backward_s,
                 rounds,
                 rates.memory_bytes_per_s,
+                rates.update_bytes_per_s,
             )
-            exchange = exchange_of(plan, groups, held, overlaps=overlap and link.overlaps)
+            exchange = exchange_of(plan, groups, held, overlaps=overlaps)
             found.append((exchange, self._optimizer_s(plan, stage, rates)))
         return max(found, key=lambda both: both[0].seconds + both[1])
 
@@ -190,10 +191,10 @@ class _Costs:
             self._stage_times[crowd] = StageTimes(self.profile, rates)
         return self._stage_times[crowd]
 
-    def _groups_of(self, mesh: Mesh) -> Groups:
-        if mesh not in self._groups:
-            self._groups[mesh] = groups_of(self.machine, mesh)
-        return self._groups[mesh]
+    def _groups_of(self, mesh: Mesh, sync: Sync) -> Groups:
+        if (mesh, sync) not in self._groups:
+            self._groups[mesh, sync] = groups_of(self.machine, mesh, sync)
+        return self._groups[mesh, sync]
 
 
 def bubble_s(plan: Plan, pipeline: Pipeline) -> float:
