@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli import flags
+from shoal.cli import bench_loaders, flags
 from shoal.core.errors import ConfigError
 from shoal.core.host import memory_bytes
 from shoal.core.units import format_bytes, format_seconds, parse_bytes
@@ -26,6 +26,7 @@ example:
   shoal bench start runs/gpt-1                  how long the instant verbs take
   shoal bench collectives                       every all-reduce beside Gloo's, MPI's, and what was predicted
   shoal bench collectives --workers 2 --sizes 4KB,1MB,64MB --seconds 20 --plot collectives.svg
+  shoal bench loaders --data photos.pack        shoal beside torch's DataLoader, FFCV, DALI and others
 """
 
 _SIZES = "4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB"
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, metavar="S", help="how long to measure, about (default: 60)"
     )
     collectives.add_argument("--plot", type=Path, metavar="SVG", help="also draw measured and predicted into this file")
+    bench_loaders.add_arguments(_add_kind(kinds, "loaders", bench_loaders.ABOUT, bench_loaders.EXAMPLE))
 
 
 def _add_kind(kinds: "_Kinds", name: str, about: str, example: str) -> argparse.ArgumentParser:
@@ -74,7 +76,8 @@ def _add_kind(kinds: "_Kinds", name: str, about: str, example: str) -> argparse.
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark and show its figures."""
-    figures = {"step": _step, "start": _start, "collectives": _collectives}[arguments.what](arguments)
+    kinds = {"step": _step, "start": _start, "collectives": _collectives, "loaders": bench_loaders.measure}
+    figures = kinds[arguments.what](arguments)
     if arguments.json:
         print(json.dumps(figures, allow_nan=False))
     return 0
