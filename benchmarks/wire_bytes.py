@@ -42,6 +42,7 @@ from shoal.compress.bucket import Bucket
 from shoal.compress.codecs import CODECS, codec_named
 from shoal.compress.collectives import GroupCollectives
 from shoal.compress.feedback import ErrorFeedback
+from shoal.compress.threshold import Threshold
 from shoal.planner.collectives import compression
 from shoal.planner.collectives.allreduce import ALLREDUCE
 from tests.support.hosts import hosts
@@ -70,9 +71,7 @@ def main() -> int:
     if options.worker:
         work(**json.loads(options.worker))
         return 0
-    print(
-        f"{4 * NUMEL / 1e6:.2f} MB, {options.workers} hosts, {options.rate}: bytes that a worker sends in an exchange"
-    )
+    print(f"{4 * NUMEL / 1e6:.2f} MB, {options.workers} hosts, {options.rate}: bytes a worker sends in an exchange")
     return show(**measure(options.rate, options.workers))
 
 
@@ -124,16 +123,19 @@ def gradients(worker: int) -> Callable[[int], Tensor]:
 
 
 def exchange_of(name: str, wire: Wire) -> Callable[[Tensor], int]:
-    """Return what sums a gradient by algorithm or codec `name`, and returns how many elements it found to send.
-
-    Only threshold does not know that beforehand; 0 for the others.
-    """
-    if name in ALL_REDUCE:
-        return lambda gradient: ALL_REDUCE[name](gradient, wire) or 0
+    """Return what sums a gradient by algorithm or codec `name`; it returns how many elements threshold found, or 0."""
     assert dist.group.WORLD is not None
-    feedback, workers = ErrorFeedback(codec_named(name)), GroupCollectives(dist.group.WORLD)
-    bucket = Bucket(tuple(f"w{number}" for number in range(len(SHAPES))), SHAPES)
-    return lambda gradient: feedback.sum(bucket, gradient, workers) or getattr(feedback.codec, "kept", 0)
+    feedback = None if name in ALGORITHMS else ErrorFeedback(codec_named(name))
+    workers, bucket = GroupCollectives(dist.group.WORLD), Bucket(tuple(map(str, range(len(SHAPES)))), SHAPES)
+
+    def exchange(gradient: Tensor) -> int:
+        if feedback is None:
+            ALL_REDUCE[name](gradient, wire)
+            return 0
+        feedback.sum(bucket, gradient, workers)
+        return feedback.codec.kept if isinstance(feedback.codec, Threshold) else 0
+
+    return exchange
 
 
 def counted(exchange: Callable[[Tensor], int], gradient_of: Callable[[int], Tensor]) -> list[Figures]:
@@ -163,7 +165,7 @@ def content_bytes(sent: Figures) -> float:
     return sent["bytes"] - HEADER_BYTES * sent["packets"] - SEGMENT_BYTES * sent["again"]
 
 
-def planned_bytes(name: str, density: float, workers: int, link: Figures) -> float:
+def planned_bytes(name: str, density: float, workers: int, link: Any) -> float:
     """Return what the planner says that a worker sends in an exchange."""
     if name in ALGORITHMS:
         return ALLREDUCE[name](4 * NUMEL, workers, *link.values()).bytes_per_worker
@@ -176,23 +178,20 @@ def show(link: Figures, barrier: list[Figures], exchanges: dict[str, list[Figure
     """Print the table, means over the hosts and the host that is furthest off; return 1 if that is too far."""
     print(f"{'':<17}{'planner':>12}{'wire':>12}{'ratio':>7}{'content':>12}{'ratio':>8}{'furthest host':>15}  within 5%")
     worst = 0.0
-    for name, hosts_sent in exchanges.items():
-        once = [{key: (sent[key] - alone[key]) / COUNTED for key in sent} for sent, alone in zip(hosts_sent, barrier)]
+    for name, totals in exchanges.items():
+        pairs = zip(totals, barrier, strict=True)
+        once = [{key: (total[key] - alone[key]) / COUNTED for key in total} for total, alone in pairs]
         planned = [planned_bytes(name, sent["kept"] / NUMEL, len(once), link) for sent in once]
-        contents = [content_bytes(sent) for sent in once]
-        furthest = max((content / said for content, said in zip(contents, planned)), key=lambda ratio: abs(ratio - 1))
+        ratios = [content_bytes(sent) / said for sent, said in zip(once, planned, strict=True)]
+        furthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         worst = max(worst, abs(furthest - 1))
-        wire, again, kept = (statistics.fmean(sent[key] for sent in once) for key in ("bytes", "again", "kept"))
-        said, content = statistics.fmean(planned), statistics.fmean(contents)
+        mean = {key: statistics.fmean(sent[key] for sent in once) for key in once[0]}
+        said, content = statistics.fmean(planned), content_bytes(mean)
         print(
-            f"{name:<17}{said:>12,.0f}{wire:>12,.0f}{wire / said:>7.3f}{content:>12,.0f}{content / said:>8.4f}"
-            f"{furthest:>15.4f}  {'yes' if abs(furthest - 1) <= TOLERANCE else 'NO'}"
-            + (f"; {kept / NUMEL:.2%} of the elements" if kept else "")
-            + (f"; {again:.1f} segments sent again" if again else "")
+            f"{name:<17}{said:>12,.0f}{mean['bytes']:>12,.0f}{mean['bytes'] / said:>7.3f}{content:>12,.0f}"
+            f"{content / said:>8.4f}{furthest:>15.4f}  {'yes' if abs(furthest - 1) <= TOLERANCE else 'NO'}"
+            + (f"; {mean['kept'] / NUMEL:.2%} of the elements" if mean["kept"] else "")
         )
-    print(
-        f"Taken off: a barrier, {statistics.fmean(sent['bytes'] for sent in barrier):,.0f} bytes in {COUNTED} exchanges."
-    )
     return int(worst > TOLERANCE)
 
 
