@@ -80,7 +80,7 @@ class Run:
         self._meeting = open_meeting(
             plan,
             Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder)),
-            gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
+            shapes=[parameter.shape for parameter in parameters],
             seed=job.seed,
         )
         shares = self._shards is not None or self._meeting.shared is not None
