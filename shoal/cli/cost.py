@@ -216,5 +216,5 @@ def _codec(arguments: argparse.Namespace) -> tuple[str, Codec]:
     return arguments.codec or f"a ratio of {codec.ratio:g}", codec
 
 
-def _algorithms(name: str | None) -> Mapping[str, Algorithm]:
-    return ALLREDUCE if name is None else {name: flags.named("--algorithm", name, ALLREDUCE)}
+def _algorithms(name: str | None) -> Mapping[str, Algorithm] | None:
+    return None if name is None else {name: flags.named("--algorithm", name, ALLREDUCE)}

@@ -11,7 +11,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,15 +95,15 @@ class Meeting:
                 group.close()
 
 
-def open_meeting(plan: Plan, place: Place, *, gradient_bytes: int, seed: int) -> Meeting:
-    """Return how the gradients of `plan` meet. Called by every worker, in the group of all workers."""
+def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:
+    """Return how gradients of these `shapes` meet. Called by every worker, in the group of all workers."""
     rank, store = place.rank, place.store
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
         why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
         return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
     way = _wanted(plan, rank, place.device)
     if plan.sync.codec != "none":
-        return _through_codec(plan, place, store, gradient_bytes=gradient_bytes, seed=seed)
+        return _through_codec(plan, place, store, shapes=shapes, seed=seed)
     if way == "shared-memory":
         size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
         why = f"{rank.workers} workers on processors of one host"
@@ -133,7 +133,7 @@ def _can_share(rank: Rank, device: torch.device) -> bool:
     return rank.local_workers == rank.workers and can_share_memory(device)
 
 
-def _through_codec(plan: Plan, place: Place, store: Store, *, gradient_bytes: int, seed: int) -> Meeting:
+def _through_codec(plan: Plan, place: Place, store: Store, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:
     """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
     group = new_group()
     name, why = plan.sync.codec, "the plan says so"
@@ -145,11 +145,12 @@ def _through_codec(plan: Plan, place: Place, store: Store, *, gradient_bytes: in
         inside, between = links.inside, links.between
         slow = between or inside
         assert slow is not None
-        choice = choose_codec(_setting(plan, slow, gradient_bytes), measured_rates(place.device, agree_least))
+        setting = _setting(plan, slow, sum(4 * shape.numel() for shape in shapes))
+        choice = choose_codec(setting, measured_rates(place.device, agree_least), shapes=shapes)
         name, why = choice.name, choice.why
     if name == "none":
         plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
-        meeting = open_meeting(plain, place, gradient_bytes=gradient_bytes, seed=seed)
+        meeting = open_meeting(plain, place, shapes=shapes, seed=seed)
         meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
         return meeting
     size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES

@@ -45,11 +45,12 @@ class PeakMemory:
             _reset_resident_peak()
             self._before = _status_bytes("VmRSS")
 
-    def read(self) -> int:
-        """Return the peak in bytes."""
+    def read(self, *, sharers: int = 1) -> int:
+        """Return the peak in bytes; of memory that `sharers` workers share, resident in each as a whole, a part."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
-        return max(0, _status_bytes("VmHWM") - self._before)
+        of_others = _status_bytes("RssShmem") * (sharers - 1) // sharers if sharers > 1 else 0
+        return max(0, _status_bytes("VmHWM") - self._before - of_others)
 
 
 def state_bytes(layout: Layout, optimizer: torch.optim.Optimizer) -> dict[str, int]:

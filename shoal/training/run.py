@@ -83,9 +83,11 @@ class Run:
         self._meeting = open_meeting(
             plan,
             Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder)),
-            gradient_bytes=sum(4 * parameter.numel() for parameter in parameters),
+            shapes=[parameter.shape for parameter in parameters],
             seed=job.seed,
         )
+        shares = self._shards is not None or self._meeting.shared is not None
+        self._sharers = rank.local_workers if shares else 1
         if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
             for root in self._state.layout.roots:
                 compress_shards(root, self._meeting.feedback, watch=watch)
@@ -225,7 +227,7 @@ class Run:
         if self._recording is not None:
             self._recording.write()
         held = state_bytes(self._state.layout, self._state.optimizer)
-        self._metrics.end(self.step_count, self._memory.read(), held)
+        self._metrics.end(self.step_count, self._memory.read(sharers=self._sharers), held)
 
     def close(self) -> None:
         """Close the files, and let go of the engine, which must not outlive the group (see `comm.group.joined`)."""

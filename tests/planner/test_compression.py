@@ -7,14 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.compress.codecs import codec_named
+from shoal.compress.threshold import Threshold
 from shoal.planner.collectives import allreduce
-from shoal.planner.collectives.compression import CODECS, Codec, Setting, decoded_bytes, exchange, weigh
+from shoal.planner.collectives.compression import (
+    CODECS,
+    Codec,
+    Setting,
+    decoded_bytes,
+    exchange,
+    low_rank,
+    sparse,
+    weigh,
+)
 from shoal.spec import plan
 from tests.planner import collective_programs as programs
 from tests.planner.message_simulation import Link, simulate
 
 TOPK_BYTES = 400e6 * (0.01 + 1 / 65536)
 SETTING = Setting(num_bytes=400e6, workers=16, link_bytes_per_s=1.25e9, latency_s=0.0, compute_s=0.3)
+SHAPES = ((384, 1536), (1152, 384), (384,), (7, 3), (), (24, 5, 3, 9), (2, 0))
 
 
 def test_every_codec_of_a_plan_has_its_costs() -> None:
@@ -59,6 +71,35 @@ def test_what_says_something_of_every_element_goes_in_slices() -> None:
         assert side.exchange == "slices"
         assert side.bytes_per_worker == pytest.approx(2 * 15 / 16 * 400e6 * (part + 2 / 1024 * (name != "bf16")))
         assert side.exchange_s == pytest.approx(30 * 1e-4 + side.bytes_per_worker / 1.25e9)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "none"])
+def test_a_worker_sends_what_its_codec_sends(name: str, workers: int) -> None:
+    """Within 1%: blocks are padded, and the last 65,536 elements may be fewer."""
+    numel = sum(math.prod(shape) for shape in SHAPES)
+    setting = dataclasses.replace(SETTING, num_bytes=4 * numel, workers=workers, latency_s=1e-3)
+    said = exchange(low_rank(SHAPES) if name == "powersgd" else CODECS[name], setting)
+    assert said.bytes_per_worker == pytest.approx(codec_named(name).sent_bytes(numel, workers, SHAPES), rel=0.01)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.04, 0.4])
+def test_a_worker_sends_what_threshold_sends_of_that_many_elements(density: float) -> None:
+    numel, workers = 1 << 20, 4
+    kept = [round(density * numel)] * workers
+    said = exchange(sparse(density), dataclasses.replace(SETTING, num_bytes=4 * numel, workers=workers))
+    assert said.bytes_per_worker == pytest.approx(Threshold.sum_bytes(numel, kept), rel=1e-3)
+
+
+def test_the_engine_sums_what_is_encoded_whatever_is_the_fastest() -> None:
+    """Gloo's all-reduce is a ring; where messages are small and late, recursive doubling would be faster."""
+    setting = dataclasses.replace(SETTING, num_bytes=8e6, workers=4, link_bytes_per_s=125e6, latency_s=1e-3)
+    assert exchange(CODECS["none"], dataclasses.replace(setting, num_bytes=1e5)).exchange == "recursive-doubling"
+    side = exchange(CODECS["powersgd"], setting)
+    assert side.exchange == "ring"
+    assert side.bytes_per_worker == pytest.approx(2 * 3 / 4 * 8e6 / 128)
+    told = exchange(CODECS["powersgd"], dataclasses.replace(setting, algorithms={"tree": allreduce.tree}))
+    assert told.exchange == "tree"
 
 
 @pytest.mark.parametrize(("workers", "gathers"), [(90, True), (110, False)])

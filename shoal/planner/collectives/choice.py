@@ -9,11 +9,11 @@ Example: 4 hosts of 1 worker at 12.5 MB/s and 0.2 ms: 19 * 0.2 ms * 12.5 MB/s * 
 halving-doubling takes 4 * 0.2 ms + 1.5 * 84 ms, the fastest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.planner.collectives.allreduce import Cost, halving_doubling
-from shoal.planner.collectives.compression import CODECS, Setting, exchange, weigh
+from shoal.planner.collectives.compression import CODECS, Setting, exchange, low_rank, weigh
 from shoal.planner.collectives.crowd import STEPS, crowded
 from shoal.planner.collectives.winners import fastest
 from shoal.spec.device import Link
@@ -82,11 +82,17 @@ class CodecChoice:
     """T * I of every codec: what one uncompressed step becomes."""
 
 
-def choose_codec(setting: Setting, rates: Mapping[str, CodecRate]) -> CodecChoice:
-    """Return the codec with the least T * I, if that is less than with 16 bits (bf16), which costs no loss."""
+def choose_codec(
+    setting: Setting, rates: Mapping[str, CodecRate], *, shapes: Sequence[tuple[int, ...]] = ()
+) -> CodecChoice:
+    """Return the codec with the least T * I, if that is less than with 16 bits (bf16), which costs no loss.
+
+    `shapes` are those of the gradients: how small low rank makes them depends on these.
+    """
+    codecs = CODECS | ({"powersgd": low_rank(shapes)} if shapes else {})
     totals = {
         name: weigh(
-            CODECS[name],
+            codecs[name],
             setting,
             encode_bytes_per_s=rate.encode_bytes_per_s,
             decode_bytes_per_s=rate.decode_bytes_per_s,
