@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.bench.collectives_plot import COLOURS
 from shoal.core.units import format_bytes, format_seconds
 from shoal.planner.collectives.allreduce import Cost
 from shoal.planner.collectives.contest import allreduce_contest
@@ -14,17 +15,8 @@ INSIDE = Link(source="", bytes_per_s=300e9, latency_s=5e-6)
 SIZES = [10 ** (3 + step / 8) for step in range(7 * 8 + 1)]  # 1 kB to 10 GB
 TIMES = (1e-5, 1e4)
 LEFT, TOP, WIDTH, HEIGHT, LABELS = 70, 40, 560, 440, 170
-# Of equal lightness and told apart by the colour-blind (Okabe and Ito); the bound is grey.
-COLOURS = {
-    "ideal": "#888888",
-    "parameter-server": "#cc79a7",
-    "naive": "#000000",
-    "tree": "#e69f00",
-    "ring": "#0072b2",
-    "halving-doubling": "#009e73",
-    "recursive-doubling": "#d55e00",
-    "two-level": "#56b4e9",
-}
+# The bound is grey.
+COLOURS = COLOURS | {"ideal": "#888888", "parameter-server": "#cc79a7"}
 
 
 def costs(num_bytes: float) -> dict[str, Cost]:
@@ -60,7 +52,7 @@ def curves() -> Iterator[str]:
     """Yield each algorithm's line, and its name at the right end, moved down where two would overlap."""
     rows = [costs(size) for size in SIZES]
     lowest = -math.inf
-    for name in sorted(COLOURS, key=lambda name: -rows[-1][name].seconds):
+    for name in sorted(rows[-1], key=lambda name: -rows[-1][name].seconds):
         points = " ".join(f"{x(size):.1f},{y(row[name].seconds):.1f}" for size, row in zip(SIZES, rows, strict=True))
         dash = ' stroke-dasharray="5 4"' if name == "ideal" else ""
         yield f'<polyline points="{points}" fill="none" stroke="{COLOURS[name]}" stroke-width="2"{dash}/>'

@@ -13,8 +13,6 @@ the memory's rate, (n-1) times as long for n workers as for two. 64 MB took 10.3
 two cores (docs/communication.md).
 """
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +23,7 @@ import torch.distributed as dist
 from shoal.comm.algorithms.two_level import Inside
 from shoal.comm.group import all_reduce_sum, barrier
 from shoal.comm.shm.group import SharedGroup
+from shoal.comm.shm.memory import is_supported
 from shoal.core.fit import typical
 from shoal.spec.device import Link
 
@@ -37,7 +36,7 @@ _ROUNDS = 6
 
 def can_share_memory(device: torch.device) -> bool:
     """Return whether workers of one host on `device` can meet in shared memory; what that stands on is Linux's."""
-    return device.type == "cpu" and sys.platform == "linux" and hasattr(os, "pidfd_open")
+    return device.type == "cpu" and is_supported()
 
 
 def agree_least(value: float) -> float:

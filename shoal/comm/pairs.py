@@ -24,7 +24,7 @@ import torch
 
 from shoal.comm.algorithms.recursive_doubling import recursive_doubling
 from shoal.comm.algorithms.run import run
-from shoal.comm.algorithms.steps import Message, Step, Steps
+from shoal.comm.algorithms.steps import Message, Schedule, Step, Steps
 from shoal.comm.algorithms.wire import Wire
 from shoal.core.errors import ConfigError
 from shoal.spec.device import Link
@@ -61,19 +61,21 @@ def measure_links(wire: Wire, hosts: Sequence[str], *, seconds: float = 1.0) -> 
     Called by every worker. If one is gone, raises PeerLost.
     """
     pairs = _pairs(hosts)
-    figures = torch.zeros(4, dtype=torch.float64)
+    figures = torch.zeros(5, dtype=torch.float64)
     for place, pair in enumerate(pairs):
         if pair is not None and wire.index in pair:
             other = pair[1] if wire.index == pair[0] else pair[0]
             link = measure_pair(wire, other, (1 - _CROWD_SHARE) * seconds / sum(each is not None for each in pairs))
             if wire.index == pair[0]:
                 figures[2 * place], figures[2 * place + 1] = link.latency_s, link.bytes_per_s
+    crowded_s = _crowded_s(wire, _CROWD_SHARE * seconds)
+    figures[4] = crowded_s if wire.index == 0 else 0.0
     recursive_doubling(figures, wire)
+    crowded_s = float(figures[4])
     made = [
         None if pair is None else _link(figures[2 * place : 2 * place + 2], [hosts[worker] for worker in pair])
         for place, pair in enumerate(pairs)
     ]
-    crowded_s = _crowded_s(wire, _CROWD_SHARE * seconds)
     return Links(inside=_in_crowd(made[0], crowded_s, wire.count), between=_in_crowd(made[1], crowded_s, wire.count))
 
 
@@ -115,35 +117,25 @@ def _in_crowd(link: Link | None, crowded_s: float, workers: int) -> Link | None:
 
 
 def _crowded_s(wire: Wire, seconds: float) -> float:
-    """Return the time in which all workers send each other small messages, each to one; the same on all of them."""
-    if wire.count == 1:
-        return 0.0
-    message, times = torch.zeros(1, dtype=torch.int64), list[float]()
-    run(_all_at_once, message, wire)
-    end_s = time.perf_counter() + seconds
-    is_open = True
-    while is_open:
-        begin_s = time.perf_counter()
-        run(_all_at_once, message, wire)
-        times.append((time.perf_counter() - begin_s) / _ROUNDS)
-        goes_on = torch.tensor([int(wire.index == 0 and (begin_s < end_s or len(times) < 3))])
-        recursive_doubling(goes_on, wire)
-        is_open = bool(goes_on.item())
-    own = torch.tensor([median(times) if wire.index == 0 else 0.0], dtype=torch.float64)
-    recursive_doubling(own, wire)
-    return float(own.item())
+    """Return the time in which all workers send small messages, each to another one. What worker 0 returns counts."""
+    return _run_s(_all_at_once, wire, seconds) / _ROUNDS if wire.count > 1 else 0.0
 
 
 def _latency_s(pair: Wire, seconds: float) -> float:
     """Return half the time of a message to and fro. What worker 0 returns counts."""
-    message, times = torch.zeros(1, dtype=torch.int64), []
-    run(_to_and_fro, message, pair)
+    return _run_s(_to_and_fro, pair, seconds) / (2 * _ROUNDS)
+
+
+def _run_s(schedule: Schedule, wire: Wire, seconds: float) -> float:
+    """Return what a run of `schedule` with 8 bytes takes, the median of those of `seconds`, three at least."""
+    message, times = torch.zeros(1, dtype=torch.int64), list[float]()
+    run(schedule, message, wire)
     end_s = time.perf_counter() + seconds
     while True:
         begin_s = time.perf_counter()
-        run(_to_and_fro, message, pair)
-        times.append((time.perf_counter() - begin_s) / (2 * _ROUNDS))
-        if not _agreed(int(begin_s < end_s or len(times) < 3), pair):
+        run(schedule, message, wire)
+        times.append(time.perf_counter() - begin_s)
+        if not _agreed(int(begin_s < end_s or len(times) < 3), wire):
             return median(times)
 
 
@@ -165,16 +157,11 @@ def _bytes_per_s(pair: Wire, seconds: float, latency_s: float) -> float:
     return median(largest_of)
 
 
-def _agreed(value: int, pair: Wire) -> int:
+def _agreed(value: int, wire: Wire) -> int:
     """Return the value of worker 0."""
-    tensor = torch.tensor([value if pair.index == 0 else 0])
-    run(_first_to_second, tensor, pair)
+    tensor = torch.tensor([value if wire.index == 0 else 0])
+    recursive_doubling(tensor, wire)
     return int(tensor.item())
-
-
-def _first_to_second(index: int, _count: int, numel: int) -> Steps:
-    message = (Message(1 - index, 0, numel),)
-    return [Step(sends=message) if index == 0 else Step(receives=message)]
 
 
 def _to_and_fro(index: int, _count: int, numel: int) -> Steps:

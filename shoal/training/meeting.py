@@ -32,7 +32,7 @@ from shoal.compress.feedback import ErrorFeedback
 from shoal.core.errors import PlanError
 from shoal.planner.collectives.choice import bucket_bytes, choose_codec, choose_way
 from shoal.planner.collectives.compression import Setting
-from shoal.planner.time.exchange import SHARED_BUCKET_BYTES
+from shoal.planner.time.exchange import BUCKET_BYTES, SHARED_BUCKET_BYTES
 from shoal.spec.communication import Communication
 from shoal.spec.device import Link
 from shoal.spec.plan import Plan
@@ -44,8 +44,6 @@ from shoal.training.codec_rates import measured_rates
 from shoal.training.links import Place, hosts_of, links_of
 from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
 
-ENGINE_BUCKET_BYTES = 25 << 20
-"""DDP's own choice, for NCCL."""
 _SHARED_S = 0.2
 _SHARED_SIZES = (4 << 10, 4 << 20)
 """How long, and with how many bytes, the memory of a host is measured: there is little that could make it vary."""
@@ -100,7 +98,7 @@ def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed
     rank, store = place.rank, place.store
     if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
         why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
-        return Meeting(Communication(way="engine", why=why, bucket_bytes=ENGINE_BUCKET_BYTES))
+        return Meeting(Communication(way="engine", why=why, bucket_bytes=BUCKET_BYTES))
     way = _wanted(plan, rank, place.device)
     if plan.sync.codec != "none":
         return _through_codec(plan, place, store, shapes=shapes, seed=seed)
@@ -110,7 +108,7 @@ def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed
         shared = join(store, index=rank.index, count=rank.workers, timeout_s=plan.timeout_s)
         return Meeting(Communication(way=way, why=why, bucket_bytes=size), shared=shared)
     if way == "engine":
-        size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
+        size = plan.sync.bucket_bytes or BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
         return Meeting(Communication(way=way, why=why, bucket_bytes=size))
     return _over_wires(plan, place, store)
@@ -153,7 +151,7 @@ def _through_codec(plan: Plan, place: Place, store: Store, *, shapes: Sequence[t
         meeting = open_meeting(plain, place, shapes=shapes, seed=seed)
         meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
         return meeting
-    size = plan.sync.bucket_bytes or ENGINE_BUCKET_BYTES
+    size = plan.sync.bucket_bytes or BUCKET_BYTES
     said = Communication(
         way="engine",
         why="the codec decides",

@@ -15,6 +15,8 @@ Example: p = 3, distances 3, 2, 1. Worker 0 sends part 2 to worker 2 and adds pa
 worker 1 and adds part 0 of worker 2: two steps, a third of the bytes in each.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from shoal.comm.algorithms.run import run
@@ -57,14 +59,9 @@ def reduce_scatter_steps(index: int, count: int, numel: int) -> Steps:
 
 
 def all_gather_steps(index: int, count: int, numel: int) -> Steps:
-    """Return the second half."""
-    made = []
-    for distance, near in reversed(_halvings(count)):
-        after, before = (index + near) % count, (index - near) % count
-        sent = [Message(before, *span) for span in spans(numel, index, distance - near, count)]
-        received = [Message(after, *span) for span in spans(numel, after, distance - near, count)]
-        made.append(Step(tuple(sent), tuple(received)))
-    return made
+    """Return the second half: the first backwards, where what was sent comes back and takes its place."""
+    first = reduce_scatter_steps(index, count, numel)
+    return [Step(tuple(replace(m, adds=False) for m in step.receives), step.sends) for step in reversed(first)]
 
 
 def _halvings(count: int) -> list[tuple[int, int]]:

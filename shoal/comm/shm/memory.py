@@ -12,9 +12,14 @@ from shoal.core.errors import PlanError
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; not among the names of Python's mmap
 
 
+def is_supported() -> bool:
+    """Return whether the kernel has what shared memory stands on."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
 def refuse_other_systems() -> None:
-    """Raise PlanError where the kernel lacks what shared memory stands on."""
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    """Raise PlanError where it has not."""
+    if not is_supported():
         raise PlanError("shared memory between workers needs Linux 5.3 or newer. Use Gloo here.")
 
 
