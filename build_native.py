@@ -62,7 +62,8 @@ class CustomBuildHook(BuildHookInterface):
         else:
             self.app.display_warning(
                 "shoal is installed without libjpeg-turbo (its header jpeglib.h is not here: libjpeg62-turbo-dev or "
-                f"libjpeg-turbo-devel), and packs JPEGs as they are: {problem}"
+                "libjpeg-turbo-devel): progressive and other unusual JPEGs are packed as they are, and Pillow decodes "
+                f"them. {problem}"
             )
         build_data["pure_python"], build_data["tag"] = False, f"py3-none-{_platform()}"
 

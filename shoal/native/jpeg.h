@@ -6,7 +6,11 @@
 //   jpeg_pixels.c    planes -> RGB, the same bits as libjpeg's defaults (fancy upsampling)
 //   jpeg_resize.c    planes -> resized RGB, colours converted for the output's pixels only
 //   jpeg_batch.c     what Python calls: a batch of boxes, one box, sizes
-//   jpeg_libjpeg.c   another library (it needs libjpeg): transcoding, and planes of the kinds that only it can read
+//   jpeg_restart.c   a baseline JPEG -> the same with restart markers, its codes copied as they are
+//   jpeg_steps.c     the tables with which that steps over codes
+//   jpeg_rewrite.c   the header and the DC codes of such a JPEG
+//   jpeg_pack.c      what Python calls to cut a batch of JPEGs into segments
+//   jpeg_libjpeg.c   another library (it needs libjpeg): transcoding and planes of the kinds that only it can read
 //
 // An MCU is one block of each kind: 16x16 pixels of a 4:2:0 image. A segment is the K MCUs between two restart markers.
 
@@ -38,8 +42,10 @@ typedef struct {
     int32_t entries[LOOKED];
     int32_t most[18];     // the largest code of each length, shifted to 16 bits; -1 where there is none
     int32_t shift[17];    // what to add to a code of each length for its place in `symbols`
+    uint8_t counts[16];   // how many codes of each length the file has
     uint8_t symbols[256];
     int is_there;
+    int is_built;         // the entries are those of counts and symbols, also where another file left them
 } Huffman;
 
 typedef struct {
@@ -53,6 +59,12 @@ typedef struct {
     uint8_t dc[3], ac[3];  // which table a plane uses
     Huffman tables[2][2];  // [dc or ac][number]
 } Header;
+
+// A marker and its contents: `at` begins after the two bytes of its length.
+typedef struct {
+    int marker;
+    const uint8_t *at, *end;
+} Marker;
 
 // Samples of one plane: those from (x, y) on, of a plane that is `across` wide and `down` high in all.
 typedef struct {
@@ -86,6 +98,13 @@ typedef int (*WholeDecoder)(const uint8_t *data, size_t size, Room *room, Planes
 void *room_for(Room *room, size_t bytes);
 void free_workspace(Workspace *work);
 
+// Whether a marker has neither length nor contents.
+static inline int is_alone(int marker) { return marker == 0x01 || (marker >= 0xD0 && marker <= 0xD9); }
+
+// Moves *at over the next marker; JPEG_BROKEN where there is none.
+int jpeg_next_marker(const uint8_t **at, const uint8_t *end, Marker *found);
+
+// `header` is all zeros, or was read before: tables that are the same again are kept.
 int jpeg_read_header_of(const uint8_t *data, size_t size, Header *header);
 int jpeg_size(const uint8_t *data, size_t size, int *width, int *height);
 int64_t jpeg_num_segments(const Header *header);
@@ -95,6 +114,48 @@ int jpeg_scan_for_segments(const Header *header, uint32_t *offsets);
 // Decodes the MCUs that cover [x0, x1) x [y0, y1). Without an index the markers are looked for.
 int jpeg_decode_box(Workspace *work, const uint8_t *index, size_t index_bytes, int x0, int y0, int x1, int y1,
                     Planes *planes);
+
+// The length of a segment as the index has it, see jpeg_read_index: at most 5 bytes; returns where it ends.
+static inline uint8_t *write_length(uint8_t *to, size_t bytes) {
+    if (bytes < 192) {
+        *to++ = (uint8_t)bytes;
+    } else if (bytes < 192 + (63 << 8)) {
+        *to++ = (uint8_t)(192 + ((bytes - 192) >> 8));
+        *to++ = (uint8_t)(bytes - 192);
+    } else {
+        *to++ = 255;
+        for (int shift = 24; shift >= 0; shift -= 8) *to++ = (uint8_t)(bytes >> shift);
+    }
+    return to;
+}
+
+// The codes with which a DC difference of each size is written; length 0: there is none.
+typedef struct {
+    uint16_t code[16];
+    uint8_t length[16];
+} DcCodes;
+
+// Where the tables of a JPEG are written that is being cut.
+typedef struct {
+    uint8_t counts[16];
+    uint8_t symbols[256];
+    int num_symbols;
+} HuffmanText;
+
+// Adds the sizes that a DC table lacks after its longest code, where there is room; codes that are there stay.
+int jpeg_extend_dc(const Huffman *table, HuffmanText *text, DcCodes *codes);
+// At most what the old header has and MOST_TABLE_BYTES more: its markers, with `restart` and these DC tables; returns
+// where the scan begins.
+enum { MOST_TABLE_BYTES = 4 * (5 + 16 + 256) + 64 };
+uint8_t *jpeg_write_header(const Header *header, int restart, const HuffmanText dc[2], uint8_t *to);
+
+typedef struct Cutter Cutter;
+Cutter *jpeg_new_cutter(int portable);
+void jpeg_free_cutter(Cutter *cutter);
+// Cuts an image into segments of `restart` x 16 pixels of width. *out and *index stay the cutter's until the next one.
+// What is not plain baseline, or broken, is left to libjpeg: it knows more kinds, and which damage can be lived with.
+int jpeg_cut(Cutter *cutter, const uint8_t *data, size_t size, int restart, const uint8_t **out, size_t *out_bytes,
+             const uint8_t **index, size_t *index_bytes);
 
 static inline int32_t huffman_entry(int code_bits, int symbol) {
     int size = symbol & 15, run = symbol >> 4;

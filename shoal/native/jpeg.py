@@ -1,12 +1,12 @@
 """Crops of JPEGs without decoding what is cut away.
 
-1. `transcode`, once, at pack time: the same coefficients with a restart marker every K blocks of 16 pixels, and an
-   index of where these segments are. The pixels are the same; the file grows by 1% to 4%.
+1. `transcode` (jpeg_restart.py), once, at pack time: the same codes with a restart marker every K blocks of 16 pixels,
+   and an index of where these segments are. The pixels are the same; the file grows by 1% to 4%.
 2. `crop_resize_batch`, at each load: only the segments that cover the box are decoded, into planes of luma and chroma;
    these are resized to the output, flipped, and converted to RGB there. One call a batch, in threads, without the GIL.
 3. Without an index (restart_blocks=0) a JPEG is read from its beginning to the end of the box. Progressive files, CMYK
    and unusual samplings are decoded whole, by libjpeg; what is no JPEG, and these kinds where shoal was installed
-   without libjpeg-turbo, by Pillow.
+   without libjpeg-turbo, by Pillow. Baseline files, nearly all there are, need neither.
 
 A 450x350 photograph has 29 x 22 blocks of 16x16. A crop of 200x150 needs at most 14 x 11 of them: a quarter of it.
 """
@@ -20,53 +20,19 @@ from numpy.typing import NDArray
 from shoal.core.errors import DataError
 from shoal.native import jpeg_fallback
 from shoal.native.gather import Buffers, Indices, PartNumbers
-from shoal.native.jpeg_library import Batch, Column, address, jpeg_library, whole_decoder
+from shoal.native.jpeg_library import PROBLEMS, UNSUPPORTED, Batch, Column, address, whole_decoder
+from shoal.native.jpeg_restart import transcode
 from shoal.native.library import library
 
+__all__ = ["available", "crop_resize_batch", "crop_resize_pixels", "decode", "size_of", "sizes", "transcode"]
+
 Box = tuple[int, int, int, int]
-UNSUPPORTED = 3
-PROBLEMS = {
-    1: "it is not a JPEG, is cut short or is damaged",
-    2: "its index of segments belongs to another image: the pack is damaged",
-    UNSUPPORTED: "it is a kind of JPEG that nothing here decodes",
-    4: "the box that was asked for is not inside it",
-    5: "there is no memory for it",
-    6: "the pack has no such row, or its offsets are damaged",
-}
 EMPTY = np.empty(0, np.uint8)
 
 
 def available() -> bool:
-    """Return whether libjpeg-turbo is here, which transcodes JPEGs and decodes progressive ones."""
-    return library() is not None and jpeg_library() is not None
-
-
-def transcode(jpeg: bytes, restart_blocks: int = 2) -> tuple[bytes, bytes]:
-    """Return the same image cut into segments `restart_blocks` blocks of 16 pixels wide, and the index of the segments.
-
-    What cannot be cut (progressive, CMYK, other samplings than 4:4:4, 4:2:2, 4:4:0, 4:2:0 and grey) comes back as it
-    is, with an empty index; so does everything where `available()` is False. DataError for what is cut short or broken.
-    """
-    if not 0 <= restart_blocks <= 32767:
-        raise DataError(f"restart_blocks={restart_blocks} is not between 0 (leave JPEGs as they are) and 32767.")
-    native = jpeg_library()
-    if native is None or restart_blocks == 0:
-        return jpeg, b""
-    out, index = ctypes.c_void_p(), ctypes.c_void_p()
-    out_bytes, index_bytes = ctypes.c_size_t(), ctypes.c_size_t()
-    problem = native.shoal_jpeg_transcode(
-        *(jpeg, ctypes.c_size_t(len(jpeg)), ctypes.c_int(restart_blocks)),
-        *(ctypes.byref(out), ctypes.byref(out_bytes), ctypes.byref(index), ctypes.byref(index_bytes)),
-    )
-    if problem:
-        raise DataError(f"A JPEG of {len(jpeg)} bytes cannot be packed: {PROBLEMS[problem]}.")
-    if not out.value or not index.value:
-        return jpeg, b""
-    try:
-        return ctypes.string_at(out, out_bytes.value), ctypes.string_at(index, index_bytes.value)
-    finally:
-        native.shoal_jpeg_free(out)
-        native.shoal_jpeg_free(index)
+    """Return whether baseline JPEGs can be cut into segments: whether shoal was installed with a C compiler."""
+    return library() is not None
 
 
 def size_of(jpeg: bytes | NDArray[np.uint8]) -> tuple[int, int]:

@@ -23,16 +23,7 @@ void free_workspace(Workspace *work) {
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) free(rooms[i]->memory);
 }
 
-// A marker and its contents: `at` begins after the two bytes of its length.
-typedef struct {
-    int marker;
-    const uint8_t *at, *end;
-} Marker;
-
-static int is_alone(int marker) { return marker == 0x01 || (marker >= 0xD0 && marker <= 0xD9); }
-
-// Moves *at over the next marker; JPEG_BROKEN where there is none.
-static int next_marker(const uint8_t **at, const uint8_t *end, Marker *found) {
+int jpeg_next_marker(const uint8_t **at, const uint8_t *end, Marker *found) {
     const uint8_t *p = *at;
     if (end - p < 2 || p[0] != 0xFF) return JPEG_BROKEN;
     while (p < end && *p == 0xFF) p++;  // any number of them may fill the gap
@@ -76,6 +67,12 @@ static void fill_entries(Huffman *table, const uint8_t *counts) {
 }
 
 static int build_table(Huffman *table, const uint8_t *counts, const uint8_t *symbols, int num_symbols) {
+    table->is_there = 1;
+    if (table->is_built && memcmp(table->counts, counts, 16) == 0 &&
+        memcmp(table->symbols, symbols, (size_t)num_symbols) == 0)
+        return JPEG_OK;  // most files of one camera or program have the same
+    table->is_built = 0;
+    memcpy(table->counts, counts, 16);
     memset(table->symbols, 0, sizeof table->symbols);
     memcpy(table->symbols, symbols, (size_t)num_symbols);
     int32_t code = 0, place = 0;
@@ -87,7 +84,7 @@ static int build_table(Huffman *table, const uint8_t *counts, const uint8_t *sym
     }
     table->most[17] = INT32_MAX;
     fill_entries(table, counts);
-    table->is_there = 1;
+    table->is_built = 1;
     return JPEG_OK;
 }
 
@@ -196,7 +193,7 @@ int jpeg_read_header_of(const uint8_t *data, size_t size, Header *header) {
     if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return JPEG_BROKEN;
     if (size > UINT32_MAX) return JPEG_UNSUPPORTED;
     for (;;) {
-        int problem = next_marker(&at, end, &found);
+        int problem = jpeg_next_marker(&at, end, &found);
         if (problem) return problem;
         if (found.marker == 0xDA) return read_scan(header, &frame, found);
         if (found.marker == 0xC0 || found.marker == 0xC1) problem = read_frame(header, &frame, found);
@@ -216,7 +213,7 @@ int jpeg_size(const uint8_t *data, size_t size, int *width, int *height) {
     const uint8_t *at = data + 2, *end = data + size;
     if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return JPEG_BROKEN;
     for (;;) {
-        int problem = next_marker(&at, end, &found);
+        int problem = jpeg_next_marker(&at, end, &found);
         if (problem) return problem;
         if (is_frame(found.marker)) return read_size(found, width, height);
         if (found.marker == 0xDA || found.marker == 0xD9) return JPEG_BROKEN;

@@ -134,22 +134,9 @@ static int run_transcoding(Transcoding *t, const uint8_t *data, size_t size, int
     return JPEG_OK;
 }
 
-static uint8_t *write_length(uint8_t *to, size_t bytes) {
-    if (bytes < 192) {
-        *to++ = (uint8_t)bytes;
-    } else if (bytes < 192 + (63 << 8)) {
-        *to++ = (uint8_t)(192 + ((bytes - 192) >> 8));
-        *to++ = (uint8_t)(bytes - 192);
-    } else {
-        *to++ = 255;
-        for (int shift = 24; shift >= 0; shift -= 8) *to++ = (uint8_t)(bytes >> shift);
-    }
-    return to;
-}
-
 // The index of segments, see jpeg_read_index: found by looking for the markers in what was written.
 static int make_index(const uint8_t *jpeg, size_t size, uint8_t **index, size_t *index_bytes) {
-    Header *header = malloc(sizeof *header);
+    Header *header = calloc(1, sizeof *header);
     int problem = header == NULL ? JPEG_NO_MEMORY : jpeg_read_header_of(jpeg, size, header);
     int64_t num_segments = problem ? 0 : jpeg_num_segments(header), found = 0;
     uint8_t *to = *index = problem ? NULL : malloc((size_t)num_segments * 5 + 1);

@@ -10,6 +10,15 @@ from numpy.typing import NDArray
 from shoal.native.gather import Array, Buffers, Indices, PartNumbers, Parts
 
 LIBRARY = Path(__file__).with_name("shoal_jpeg.so")
+UNSUPPORTED = 3
+PROBLEMS = {
+    1: "it is not a JPEG, is cut short or is damaged",
+    2: "its index of segments belongs to another image: the pack is damaged",
+    UNSUPPORTED: "it is a kind of JPEG that nothing here decodes",
+    4: "the box that was asked for is not inside it",
+    5: "there is no memory for it",
+    6: "the pack has no such row, or its offsets are damaged",
+}
 
 
 @cache

@@ -13,8 +13,7 @@
 #include <string.h>
 
 #include "jpeg.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "jpeg_bits.h"
 
 // Where the coefficients of the file's zigzag order go: rows (0, 4), (2, 6), (1, 5), (3, 7) in pairs, column by column.
 static const uint8_t PLACES[64] = {
@@ -23,58 +22,6 @@ static const uint8_t PLACES[64] = {
      7, 37, 19, 49, 51, 21, 39,  9, 58, 28, 46, 30, 60, 11, 41, 23,
     53, 55, 25, 43, 13, 62, 15, 45, 27, 57, 59, 29, 47, 31, 61, 63,
 };
-
-enum { NO_MORE = 64, NO_CODE = 127 };
-
-typedef struct {
-    const uint8_t *at;
-    uint64_t bits;  // the next one is the highest
-    int count;      // how many of them are valid
-} Bits;
-
-INLINE uint64_t load_big_endian(const uint8_t *at) {
-    uint64_t word;
-    memcpy(&word, at, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
-// At least 56 bits are valid afterwards: a code and its value have at most 31.
-INLINE void refill(Bits *bits) {
-    bits->bits |= load_big_endian(bits->at) >> bits->count;
-    bits->at += (63 - bits->count) >> 3;
-    bits->count |= 56;
-}
-
-// The entry of a code that is longer than LOOK bits; 0 when there is no such code.
-static int32_t long_entry(const Huffman *table, uint64_t bits) {
-    int32_t code = (int32_t)(bits >> 48);
-    int length = LOOK + 1;
-    while (code > table->most[length]) length++;
-    if (length > 16) return 0;
-    return huffman_entry(length, table->symbols[((code >> (16 - length)) + table->shift[length]) & 255]);
-}
-
-// Reads one code and its value; returns how many zeros come before it: 64 when there are no more values, NO_CODE when
-// there is no such code.
-INLINE int read_value(Bits *bits, const Huffman *table, int32_t *value) {
-    if (bits->count < 32) refill(bits);
-    int32_t entry = table->entries[bits->bits >> (64 - LOOK)];
-    if (__builtin_expect(entry == 0, 0)) {
-        entry = long_entry(table, bits->bits);
-        if (entry == 0) return *value = 0, NO_CODE;
-    }
-    int used = entry & 31, size = entry >> 5 & 15;
-    *value = entry >> 16;
-    if (size) {
-        int32_t mask = (1 << size) - 1, read = (int32_t)(bits->bits >> (64 - used)) & mask;
-        *value = read <= mask >> 1 ? read - mask : read;
-    }
-    bits->bits <<= used, bits->count -= used;
-    return entry >> 9 & 127;
-}
 
 // Reads a block into `block`, which is all zeros; returns how far its coefficients go (1: the DC alone), 0 when broken.
 INLINE int read_block(Bits *bits, const Huffman *dc, const Huffman *ac, const int16_t *quant, uint32_t *last_dc,

@@ -30,7 +30,8 @@ def originals() -> list[tuple[bytes, bytes]]:
     pixels = picture(67, 53)
     kinds = [encode(pixels, sampling) for sampling in ("4:2:0", "4:2:2", "4:4:4", "4:4:0", "grey")]
     kinds += [encode(pixels, progressive=True), encode(pixels, "4:4:4", keep_rgb=True)]
-    return [jpeg.transcode(one) for one in kinds]
+    own = [encode(pixels, "4:2:0", restart_marker_blocks=3), encode(pixels, "4:2:2", optimize=True)]
+    return [*(jpeg.transcode(one) for one in kinds), *((one, b"") for one in (*own, *kinds[:5]))]
 
 
 def try_one(image: bytes, index: bytes, random: np.random.Generator) -> int:

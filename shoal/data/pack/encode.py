@@ -9,7 +9,6 @@ Both give the same block for the same rows.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.errors import DataError
-from shoal.data.pack.image import encode_image
+from shoal.data.pack.image import EncodedImages
 from shoal.data.pack.infer import as_array, dtype_of
 from shoal.data.pack.schema import Column, Flat, Stored, stored_columns, stored_dtype
 
@@ -59,36 +58,49 @@ class Encoded:
     """Why the others are not there."""
 
 
-def encode_rows(
-    columns: Sequence[Column], samples: Sequence[Sample], *, threads: Executor | None = None, is_strict: bool = True
-) -> Encoded:
+def encode_rows(columns: Sequence[Column], samples: Sequence[Sample], *, is_strict: bool = True) -> Encoded:
     """Return the samples as a block; those that do not fit raise, or, if not `is_strict`, are left out and named.
 
-    Images are encoded by `threads`.
+    All images of a column are encoded by one call into C, during which other threads of Python go on.
     """
-
-    def encode(sample: Sample) -> list[Any] | DataError:
+    rows: dict[int, list[list[Any]]] = {}
+    errors: dict[int, DataError] = {}
+    for number, sample in enumerate(samples):
         try:
-            return _encode_sample(columns, sample)
+            rows[number] = _encode_sample(columns, sample)
         except DataError as error:
-            said = str(error)
-            return error if said.startswith(sample[0]) else DataError(f"{sample[0]}: {said}")
+            errors[number] = error
+            if is_strict:
+                break
+    given = np.array(list(rows), np.int64)
+    images: dict[int, EncodedImages] = {}
+    for place, column in enumerate(columns):
+        if column.kind == "image":
+            blocks = int(column.extra.get("restart_blocks", 0))
+            images[place] = EncodedImages([row[place][0] for row in rows.values()], blocks)
+            for at, why in images[place].errors.items():
+                errors.setdefault(int(given[at]), DataError(f"column {column.name!r}: {why}"))
+    if errors and is_strict:
+        raise _named(samples, errors, min(errors))
+    kept = np.flatnonzero([number not in errors for number in rows])
+    good = [row for number, row in rows.items() if number not in errors]
+    held: dict[str, Held] = {}
+    for place, column in enumerate(columns):
+        stored = stored_columns([column])
+        joined = images[place].collect(kept) if place in images else _joined(stored, place, good)
+        held |= {each.name: flat for each, flat in zip(stored, joined, strict=False)}  # not every image has an index
+    said = [str(_named(samples, errors, number)) for number in sorted(errors)]
+    return Encoded(Block(len(good), held), len(samples), given[kept], said)
 
-    heavy = threads is not None and any(column.kind == "image" for column in columns)
-    rows: list[list[Any]] = []
-    kept, errors = [], []
-    for number, row in enumerate(threads.map(encode, samples) if heavy and threads else map(encode, samples)):
-        if not isinstance(row, DataError):
-            rows.append(row)
-            kept.append(number)
-        elif is_strict:
-            raise row
-        else:
-            errors.append(str(row))
-    stored = {each.name: each for each in stored_columns(columns)}
-    names = [name for column in columns for name in _names(column)]
-    held = {name: _join(stored[name], [row[place] for row in rows]) for place, name in enumerate(names)}
-    return Encoded(Block(len(rows), held), len(samples), np.array(kept, np.int64), errors)
+
+def _named(samples: Sequence[Sample], errors: dict[int, DataError], number: int) -> DataError:
+    label, said = samples[number][0], str(errors[number]).removesuffix(".")
+    return DataError(f"{said}." if said.startswith(label) else f"{label}: {said}.")
+
+
+def _joined(stored: Sequence[Stored], place: int, rows: list[list[list[Any]]]) -> list[Held]:
+    """Return a column of rows as it is stored."""
+    return [_join(each, [row[place][piece] for row in rows]) for piece, each in enumerate(stored)]
 
 
 def encode_batch(columns: Sequence[Column], batch: Batch) -> Encoded:
@@ -134,16 +146,12 @@ def _at(given: Any, row: int) -> Any:
     return given.values[given.offsets[row] : given.offsets[row + 1]] if isinstance(given, Flat) else given[row]
 
 
-def _names(column: Column) -> list[str]:
-    """Return the stored columns of a column, in the order in which `_encode_value` gives their values."""
-    return [each.name for each in stored_columns([column])]
-
-
-def _encode_sample(columns: Sequence[Column], sample: Sample) -> list[Any]:
+def _encode_sample(columns: Sequence[Column], sample: Sample) -> list[list[Any]]:
+    """Return, for each column, the values of its stored columns; of an image only itself, which is encoded later."""
     values = sample[1]
     if isinstance(values, DataError):
         raise values
-    return [piece for column in columns for piece in _encode_value(column, values)]
+    return [_encode_value(column, values) for column in columns]
 
 
 def _encode_value(column: Column, values: Mapping[str, Any]) -> list[Any]:
@@ -178,13 +186,7 @@ def _bytes(column: Column, value: Any) -> list[bytes]:
     if not isinstance(value, bytes | bytearray | memoryview):
         what = "an encoded image (bytes)" if column.kind == "image" else "bytes"
         raise DataError(f"column {column.name!r} has a {type(value).__name__}, not {what}")
-    if column.kind == "bytes":
-        return [bytes(value)]
-    try:
-        stored, index = encode_image(bytes(value), int(column.extra.get("restart_blocks", 0)))
-    except DataError as error:
-        raise DataError(f"column {column.name!r}: {error}") from None
-    return [stored, index] if column.extra.get("index") else [stored]
+    return [bytes(value)]
 
 
 def _check_array(

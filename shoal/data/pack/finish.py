@@ -67,9 +67,11 @@ def give_name(unfinished: Path, path: Path) -> Manifest:
 
 def disk_error(error: OSError, unfinished: Path) -> ShoalError:
     """Return what to raise for an OSError: a full disk is named, and what has become of the work."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DataError(f"{error.filename or unfinished}: {error.strerror or error}.")
     full = f"the disk of {unfinished.parent} is full ({format_bytes(_free(unfinished))} free)."
+    if error.errno == errno.EFBIG:
+        full = f"no file in {unfinished.parent} may be as large as a part (ulimit -f). Smaller parts: --part-size."
     kept = list((unfinished / "journal").glob("*.json"))
     if not kept:
         return DataError(f"{full} Nothing was finished, and nothing is left. Make room, or give another destination.")

@@ -1,31 +1,58 @@
-"""Encoded images on their way into a pack: whole, and JPEGs with restart segments where the native code is there."""
+"""Encoded images on their way into a pack: whole, and JPEGs with restart segments where shoal has its C part."""
 
-import importlib
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.core.errors import DataError
+from shoal.data.pack.infer import is_image
+from shoal.data.pack.schema import Flat
+from shoal.native.jpeg_restart import Cuts, transcode_left
+from shoal.native.library import library
 
 _SOS = 0xDA
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
+_JPEG = b"\xff\xd8"
 
 
-def native_jpeg() -> Any | None:
-    """Return shoal's own JPEG code, or None where shoal was installed without it."""
-    try:
-        jpeg = importlib.import_module("shoal.native.jpeg")
-    except ImportError:
-        return None
-    return jpeg if jpeg.available() else None
+def can_cut() -> bool:
+    """Return whether JPEGs can get restart segments: not where shoal was installed without a C compiler."""
+    return library() is not None
 
 
-def encode_image(data: bytes, restart_blocks: int) -> tuple[bytes, bytes]:
-    """Return what a pack stores for an encoded image, and the index of its restart segments (empty: it has none)."""
-    check_whole(data)
-    jpeg = native_jpeg() if restart_blocks > 0 and data.startswith(b"\xff\xd8") else None
-    if jpeg is None:
-        return data, b""
-    stored, index = jpeg.transcode(data, restart_blocks)
-    return stored, index
+class EncodedImages:
+    """What a pack stores for some encoded images; `errors` says, by position, which cannot be stored."""
+
+    def __init__(self, images: Sequence[bytes], restart_blocks: int) -> None:
+        self._images, self.errors = images, dict[int, DataError]()
+        self._cuts = Cuts(images, restart_blocks) if restart_blocks > 0 and can_cut() else None
+        left = range(len(images)) if self._cuts is None else self._cuts.left
+        for at in left:
+            try:
+                self._look_at(at, restart_blocks)
+            except DataError as error:
+                self.errors[at] = error
+
+    def _look_at(self, at: int, restart_blocks: int) -> None:
+        """Store an image that was not cut as it is, or as libjpeg cuts it; raise what is wrong with it."""
+        image = self._images[at]
+        check_whole(image)
+        if not is_image(image[:16]):
+            raise DataError(f"it is no image: it begins with {image[:8]!r}")
+        if self._cuts is not None and image.startswith(_JPEG):
+            self._cuts.put(at, *transcode_left(image, restart_blocks, self._cuts.left[at]))
+
+    def collect(self, kept: NDArray[np.int64]) -> tuple[Flat, Flat]:
+        """Return the stored images at positions `kept`, and the indexes of their segments (empty: it has none)."""
+        if self._cuts is not None:
+            images, indexes = self._cuts.collect(kept)
+            return Flat(*images), Flat(*indexes)
+        rows = [self._images[at] for at in kept.tolist()]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        nothing = Flat(np.empty(0, np.uint8), np.zeros(len(rows) + 1, np.int64))
+        return Flat(np.frombuffer(b"".join(rows), np.uint8), offsets), nothing
 
 
 def check_whole(data: bytes) -> None:

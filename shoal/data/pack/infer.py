@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from shoal.core.errors import DataError, did_you_mean
 from shoal.data.pack.schema import DTYPES, KINDS, Column
 
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
+_MAGIC = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*"),
+    *(b"P4", b"P5", b"P6", b"\x00\x00\x00\x0cjP  "),
+)
 _CHANGES = {
     ("array", "ragged"),
     ("array", "tokens"),
@@ -38,7 +41,8 @@ def _infer(name: str, values: list[Any]) -> Column:
     if all(isinstance(value, str) for value in values):
         return Column(name, "text")
     if all(isinstance(value, bytes | bytearray | memoryview) for value in values):
-        return Column(name, "image" if all(is_image(bytes(value[:16])) for value in values) else "bytes")
+        images = sum(is_image(bytes(value[:16])) for value in values)
+        return Column(name, "image" if 2 * images > len(values) else "bytes")  # a bad one among them is named later
     arrays = [as_array(value, name) for value in values]
     dtypes = {dtype_of(value, array) for value, array in zip(values, arrays, strict=True)}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.result_type(*arrays).name
@@ -58,7 +62,8 @@ def _infer(name: str, values: list[Any]) -> Column:
 
 def is_image(start: bytes) -> bool:
     """Return whether bytes that begin so are an encoded image."""
-    return start.startswith(_MAGIC) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+    is_boxed = start[4:8] == b"ftyp" or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")  # the first: AVIF, HEIF
+    return is_boxed or start.startswith(_MAGIC)
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:

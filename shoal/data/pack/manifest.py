@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.core.errors import DataError
 from shoal.core.files import write_whole
-from shoal.data.pack.schema import COMPRESSIONS, Column
+from shoal.data.pack.schema import COMPRESSIONS, Column, stored_columns
 
 FORMAT = "shoal-pack"
 VERSION = 1
@@ -104,7 +104,7 @@ def read_manifest(path: Path) -> Manifest:
         _check(manifest, content)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({type(error).__name__}: {error}). Pack the source again.") from None
     return manifest
 
@@ -119,7 +119,7 @@ def _no_pack(path: Path) -> str:
 
 def _manifest(content: dict[str, Any]) -> Manifest:
     return Manifest(
-        columns=tuple(Column(**{**column, "shape": tuple(column["shape"])}) for column in content["columns"]),
+        columns=tuple(_column(column) for column in content["columns"]),
         parts=tuple(
             Part(
                 name=str(part["name"]),
@@ -135,6 +135,13 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     )
 
 
+def _column(column: dict[str, Any]) -> Column:
+    sizes = tuple(_count(size, f"a size in the shape of column {column['name']!r}") for size in column["shape"])
+    if not isinstance(column["name"], str) or not isinstance(column["extra"], dict):
+        raise DataError(f"the column {column['name']!r} has no name, or its extra is {column['extra']!r}.")
+    return Column(**{**column, "shape": sizes})
+
+
 def _file(file: dict[str, Any]) -> PartFile:
     name, num_bytes, checksum = str(file["name"]), file["num_bytes"], file["checksum"]
     pure = PurePosixPath(name)
@@ -146,7 +153,7 @@ def _file(file: dict[str, Any]) -> PartFile:
 
 
 def _count(value: Any, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise DataError(f"{what} is {value!r}, not a count.")
     return value
 
@@ -160,6 +167,7 @@ def _check(manifest: Manifest, content: dict[str, Any]) -> None:
     names = [column.name for column in manifest.columns]
     if len(set(names)) < len(names):
         raise DataError(f"a column is there twice: {', '.join(names)}.")
+    stored_columns(manifest.columns)  # raises where these cannot be together
     used = {column.compression for column in manifest.columns}
     for part in manifest.parts:
         held, wanted = {file.name for file in part.files}, {part_file(part.name, each) for each in used}

@@ -2,16 +2,17 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.units import format_bytes
 from shoal.data.pack.compression import Asked, block_rows, check_asked, choose
 from shoal.data.pack.encode import Sample, encode_rows
-from shoal.data.pack.image import native_jpeg
+from shoal.data.pack.image import can_cut
 from shoal.data.pack.infer import choose_columns, infer_columns
 from shoal.data.pack.schema import Column
 from shoal.data.pack.work import Group, size_of
@@ -34,6 +35,8 @@ class Decided:
     block_rows: dict[str, int]
     samples: Iterator[Sample] | None
     """Those of the source's only slice, from its first on: an iterator gives them once."""
+    fingerprint: str = ""
+    """Of that slice, before the first of them was read."""
 
 
 def decide(
@@ -49,6 +52,7 @@ def decide(
 ) -> Decided:
     """Return the columns and how to compress them, and say why."""
     slices = [part for group in groups for part in group.slices]
+    fingerprint = source.fingerprint(slices[0])
     first = iter(source.read(slices[0]))
     seen = _some(first)
     for part in slices[1:_INFER_SAMPLES]:  # where slices are tiny
@@ -56,7 +60,7 @@ def decide(
     good = [values for _, values in seen if not isinstance(values, DataError)]
     if not good:
         raise seen[0][1] if seen and isinstance(seen[0][1], DataError) else DataError("the source has no samples.")
-    known = source.columns if source.columns is not None else infer_columns(good[:_INFER_SAMPLES])
+    known = source.columns if source.columns is not None else infer_columns(_whole(good[:_INFER_SAMPLES]))
     columns = with_restarts(choose_columns(known, asked_columns), restart_blocks, say)
     check_asked(compression, columns)
     more = _some(iter(source.read(slices[len(slices) // 2]))) if slices[1:] else []
@@ -64,22 +68,39 @@ def decide(
     block = encode_rows(plain, [*seen, *more], is_strict=False).block
     is_auto = compression == "auto" or (isinstance(compression, Mapping) and len(compression) < len(columns))
     if is_auto and storage_bytes_per_s is None and any(column.kind != "tokens" for column in columns):
-        storage_bytes_per_s = measure_storage(folder, seconds=_STORAGE_S).read_bytes_per_s
+        storage_bytes_per_s = _measured(folder)
         say(f"storage: {folder} is read at {format_bytes(storage_bytes_per_s)}/s.")
     choices = choose(columns, compression, block, storage_bytes_per_s or 1.0)
     for choice in choices:
         say(f"{_described(choice.column)}. Compression: {choice.why}.")
     chosen = tuple(choice.column for choice in choices)
     is_once = len(slices) == 1 and not hasattr(source, "read_batches")
-    return Decided(chosen, block_rows(chosen, block), itertools.chain(seen, first) if is_once else None)
+    samples = itertools.chain(seen, first) if is_once else None
+    return Decided(chosen, block_rows(chosen, block), samples, fingerprint)
+
+
+def _whole(samples: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the samples without those that lack a column which most have: these are named when they are written."""
+    names = Counter(frozenset(sample) for sample in samples if isinstance(sample, Mapping))
+    most: frozenset[str] = names.most_common(1)[0][0] if names else frozenset()
+    return [sample for sample in samples if not isinstance(sample, Mapping) or not frozenset(sample) < most]
+
+
+def _measured(folder: Path) -> float:
+    try:
+        return measure_storage(folder, seconds=_STORAGE_S).read_bytes_per_s
+    except ConfigError as error:
+        if isinstance(error.__context__, OSError):  # a full disk: what it means for a pack, the writer says
+            raise error.__context__ from None
+        raise
 
 
 def with_restarts(columns: Sequence[Column], restart_blocks: int, say: Say) -> tuple[Column, ...]:
     """Return the columns, the images with restart segments if that was asked for and can be done."""
     if restart_blocks <= 0 or not any(column.kind == "image" for column in columns):
         return tuple(columns)
-    if native_jpeg() is None:
-        say("images: as they are. shoal was installed without libjpeg-turbo, so JPEGs get no restart segments.")
+    if not can_cut():
+        say("images: as they are. shoal was installed without its C part, so JPEGs get no restart segments.")
         return tuple(columns)
     extra = {"index": True, "restart_blocks": restart_blocks}
     return tuple(

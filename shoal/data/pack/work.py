@@ -15,9 +15,11 @@ import dataclasses
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from shoal.data.pack.part_file import PartBuffers, write_part
 from shoal.data.pack.schema import Column, stored_columns
 
 CHUNK_ROWS = 1024
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 4 << 20
 MOST_EXAMPLES = 5
 _TELL_S = 0.1
 
@@ -77,17 +79,19 @@ def write_group(
     buffers: PartBuffers,
     tell: Tell,
     samples: Iterator[Sample] | None = None,
+    fingerprint: str = "",
 ) -> Progress:
     """Pack a group, going on where the journal says; return what it then says.
 
     `buffers` are empty, and may have been another group's. `samples` are those of the group's only slice, if some of
-    them had to be read before.
+    them had to be read before, and `fingerprint` is what it had then.
     """
-    with ThreadPoolExecutor(max(1, recipe.threads)) as threads, ThreadPoolExecutor(1) as disk:
-        writer = _Writer(source, group, recipe, buffers=buffers, tell=tell, disk=disk)
+    with ThreadPoolExecutor(recipe.threads) as encoders, ThreadPoolExecutor(1) as disk:
+        known = (fingerprint,) if samples is not None else tuple(source.fingerprint(part) for part in group.slices)
+        writer = _Writer(source, group, recipe, buffers=buffers, tell=tell, disk=disk, fingerprints=known)
         while not writer.progress.is_done:
             part = group.slices[writer.progress.slice]
-            for encoded in _encoded(source, part, recipe, threads, first=writer.progress.samples, samples=samples):
+            for encoded in _encoded(source, part, recipe, encoders, first=writer.progress.samples, samples=samples):
                 writer.take(encoded)
             writer.end_slice()
         writer.finish()
@@ -106,13 +110,13 @@ class _Writer:
         buffers: PartBuffers,
         tell: Tell,
         disk: ThreadPoolExecutor,
+        fingerprints: tuple[str, ...],
     ) -> None:
         self._source, self._group, self._recipe, self._disk = source, group, recipe, disk
         self._journal = Journal(recipe.folder)
         self._buffers = buffers
         self._teller = _Teller(tell)
         self._syncing: Future[None] | None = None
-        fingerprints = tuple(source.fingerprint(part) for part in group.slices)
         self.progress = self._journal.read(group.number)
         if self.progress.fingerprints != fingerprints or not all(fingerprints):
             self._journal.forget(group.number)
@@ -129,7 +133,7 @@ class _Writer:
         while begin < block.num_rows:
             done = int(ends[begin - 1]) if begin else 0
             room = self._group.part_bytes - self._buffers.num_bytes
-            end = int(np.searchsorted(ends, done + room, side="right"))
+            end = int(ends.searchsorted(done + room, side="right"))
             if end == begin and self._buffers.num_rows == 0:
                 end = begin + 1  # a row larger than a part has one for itself
             if end > begin:
@@ -154,12 +158,13 @@ class _Writer:
     def end_slice(self) -> None:
         """Go to the next slice, if the source is still the same."""
         progress = self.progress
-        now = self._source.fingerprint(self._group.slices[progress.slice])
-        if now != progress.fingerprints[progress.slice]:
+        part, before = self._group.slices[progress.slice], progress.fingerprints[progress.slice]
+        now = self._source.fingerprint(part)
+        if now != before:
             self._wait()
             self._journal.forget(self._group.number)
             raise DataError(
-                f"the source has changed while it was read ({_named(self._group.slices[progress.slice])}). "
+                f"the source has changed while it was read ({_changed(part, before, now)}). "
                 "Run the same shoal pack again when nobody writes to it: what is finished of the rest is kept."
             )
         is_done = progress.slice + 1 == len(self._group.slices)
@@ -213,8 +218,11 @@ class _Teller:
         self._rows, self._bytes, self._told_s = 0, 0, time.monotonic()
 
 
-def _named(part: Any) -> str:
-    items = getattr(part, "items", ())
+def _changed(part: Any, before: str, now: str) -> str:
+    """Return which file of a slice has changed, where its fingerprint has something for each."""
+    items, stamps = getattr(part, "items", ()), list(zip(before.split(";"), now.split(";"), strict=False))
+    if len(items) == len(stamps):
+        items = [name for name, (first, last) in zip(items, stamps, strict=True) if first != last] or items
     return f"{items[0]}{' ...' if len(items) > 1 else ''}" if items else repr(part)
 
 
@@ -222,7 +230,7 @@ def _encoded(
     source: Any,
     part: Any,
     recipe: Recipe,
-    threads: ThreadPoolExecutor,
+    encoders: ThreadPoolExecutor,
     *,
     first: int,
     samples: Iterator[Sample] | None,
@@ -238,22 +246,35 @@ def _encoded(
             if batch is None:
                 return
             if seen + batch[0] > first:
-                yield from _encoded_batch(without_first(batch, first - seen), recipe, threads)
+                yield from _encoded_batch(without_first(batch, first - seen), recipe, encoders)
                 first = seen + batch[0]
             seen += batch[0]
     rest = itertools.islice(source.read(part) if samples is None else samples, first, None)
-    for chunk in chunks(rest):
-        yield encode_rows(recipe.columns, chunk, threads=threads, is_strict=recipe.is_strict)
+    yield from _encoded_chunks(rest, recipe, encoders)
 
 
-def _encoded_batch(batch: Batch, recipe: Recipe, threads: ThreadPoolExecutor) -> Iterator[Encoded]:
+def _encoded_batch(batch: Batch, recipe: Recipe, encoders: ThreadPoolExecutor) -> Iterator[Encoded]:
     try:
         encoded = encode_batch(recipe.columns, batch)
     except DataError:  # of images, or something in it does not fit
-        for chunk in chunks(iter(batch_rows(batch))):
-            yield encode_rows(recipe.columns, chunk, threads=threads, is_strict=recipe.is_strict)
+        yield from _encoded_chunks(iter(batch_rows(batch)), recipe, encoders)
     else:
         yield encoded
+
+
+def _encoded_chunks(samples: Iterator[Sample], recipe: Recipe, encoders: ThreadPoolExecutor) -> Iterator[Encoded]:
+    """Yield samples chunk by chunk. Images are encoded meanwhile; this thread reads: some objects allow no other."""
+    encode = partial(encode_rows, recipe.columns, is_strict=recipe.is_strict)
+    if not any(column.kind == "image" for column in recipe.columns):
+        yield from map(encode, chunks(samples))
+        return
+    waiting: deque[Future[Encoded]] = deque()
+    for chunk in chunks(samples):
+        waiting.append(encoders.submit(encode, chunk))
+        if len(waiting) > recipe.threads:
+            yield waiting.popleft().result()
+    for each in waiting:
+        yield each.result()
 
 
 def chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:

@@ -194,9 +194,10 @@ def _write_all(source: Any, job: _Job, *, workers: int | None, lock: int, report
         except Unreadable as error:
             report.say(f"packing in this process alone: the source cannot be sent to others ({error}).")
     recipe, samples = job.recipe(most), job.decided.samples
-    buffers = recipe.buffers()
+    buffers, seen = recipe.buffers(), job.decided.fingerprint
     return [
-        write_group(source, group, recipe, buffers=buffers, tell=report.add, samples=samples) for group in job.groups
+        write_group(source, group, recipe, buffers=buffers, tell=report.add, samples=samples, fingerprint=seen)
+        for group in job.groups
     ]
 
 

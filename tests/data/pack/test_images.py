@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from shoal.core.errors import DataError
-from shoal.data.pack.image import native_jpeg
+from shoal.data.pack.image import can_cut
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.writer import pack
 from tests.data.pack.sources import files_of, jpeg
 
-needs_native = pytest.mark.skipif(native_jpeg() is None, reason="shoal was installed without libjpeg-turbo")
+needs_native = pytest.mark.skipif(not can_cut(), reason="shoal was installed without its C part")
 
 
 def pixels(encoded: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -66,3 +66,25 @@ def test_a_jpeg_with_a_damaged_middle_is_named(tmp_path: Path) -> None:
     rows[70] = {"image": whole[:cut] + whole[-2:]}  # the end marker is there, half of the data is not
     with pytest.raises(DataError, match="row 70: column 'image'"):
         pack(rows, tmp_path / "a.pack", restart_blocks=2, report=Quiet())
+
+
+@needs_native
+@pytest.mark.parametrize("workers", [1, 3])
+def test_images_that_cannot_be_cut_lie_among_those_that_are(workers: int, tmp_path: Path) -> None:
+    images = [jpeg(seed=row) for row in range(30)]
+    for row, (kind, options) in {3: ("png", {}), 4: ("jpeg", {"progressive": True}), 9: ("webp", {})}.items():
+        file = io.BytesIO()
+        Image.fromarray(pixels(images[row])).save(file, kind, **options)
+        images[row] = file.getvalue()
+    bad = {7: b"<html>not found</html>", 8: images[8][:-200], 20: images[20][:300] + images[20][-2:]}
+    rows = [{"image": bad.get(row, image), "label": row} for row, image in enumerate(images)]
+    path = tmp_path / "a.pack"
+    manifest = pack(rows, path, workers=workers, on_error="skip", compression="none", report=Quiet())
+    assert (manifest.num_rows, manifest.skipped) == (27, 3)
+    opened = Pack(path)
+    indexed = np.diff(opened.offsets(0, "image.index")) > 0
+    for row in range(27):
+        label = int(opened[row]["label"])
+        assert label not in bad
+        assert indexed[row] == (label not in (3, 4, 9))
+        np.testing.assert_array_equal(pixels(opened[row]["image"]), pixels(images[label]))
