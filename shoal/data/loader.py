@@ -3,14 +3,16 @@
 1. The order of samples is a pure function of (seed, epoch, position); batch b of an epoch is positions
    [b * batch_size, (b + 1) * batch_size), and a worker takes its share of each. So the number of workers, threads or
    processes changes who loads what, never what is loaded, and where a loader stands is two integers.
-2. From a pack, some batches are gathered by one call into memory that is used again and again; of other datasets,
-   samples are taken one by one and collated.
+2. From a pack, some batches are gathered by one call into memory that is used again and again; where nothing but a
+   gather is needed, and every part has been mapped, threads of C do it without Python (loading/ring.py). Of other
+   datasets, samples are taken one by one and collated.
 3. A batch stays as it is until the next one is asked for. Whoever keeps batches for longer says `copy=True`.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,8 +25,10 @@ from shoal.data.loading.device import Sender, map_tensors
 from shoal.data.loading.feed import Feed
 from shoal.data.loading.pace import Pace, Report
 from shoal.data.loading.processes import ProcessFeed
+from shoal.data.loading.ring import GatheredSamples, RingFeed
 from shoal.data.loading.slot import Slot
 from shoal.data.loading.state import Place, read_state, write_state
+from shoal.data.loading.tables import expect
 from shoal.data.loading.transform import Transform
 from shoal.data.order import Order
 from shoal.data.pack.reader import Pack
@@ -89,12 +93,14 @@ class Loader:
         if self._schedule.steps_per_epoch == 0:
             raise ConfigError(f"{num_samples} samples make no batch of {batch_size}. Leave out drop_last=True.")
         self._order = Order(num_samples, seed=seed, is_shuffled=shuffle, block_rows=block_rows)
+        if isinstance(self._reader, View):
+            expect(self._reader.pack, self._order)
         self._epochs, self._timeout_s, self._copy = epochs, timeout_s, copy
         self._sender = Sender(device)
         self._workers = workers
         is_dataset = isinstance(self._reader, DatasetReader)
         self._threads = workers or threads or (1 if is_dataset else default_threads())
-        fixed = None if isinstance(prefetch, str) else prefetch
+        self._prefetch = fixed = None if isinstance(prefetch, str) else prefetch
         self._at_once = self._reader.batches_at_once(self._schedule.part_samples)
         self._pace = Pace(
             threads=self._threads,
@@ -125,18 +131,51 @@ class Loader:
         return self._batches(first, (first // per_epoch + self._epochs) * per_epoch)
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
-        with closing(self._chunks(first, last)) as chunks:
-            for loaded in chunks:
-                for step, batch in zip(loaded.chunk.steps, self._sender.receive(loaded), strict=True):
-                    self._step = step + 1  # before it is given: a state that is asked for meanwhile counts it
+        given = first
+        if self._gathered() is None:
+            with closing(self._chunks(first, last)) as chunks:
+                for loaded in chunks:
+                    for step, batch in zip(loaded.chunk.steps, self._sender.receive(loaded), strict=True):
+                        self._step = given = step + 1  # before it is given: a state that is asked for counts it
+                        yield batch
+        if given < last:
+            with closing(self._from_ring(range(given, last))) as batches:
+                for batch in batches:
+                    self._step = given = given + 1
                     yield batch
+
+    def _gathered(self) -> GatheredSamples | None:
+        """Return what threads of C gather batches from; None while, or where, Python has a part in each."""
+        is_plain = not (self._workers or self._copy or self._sender.is_needed or self._order.block_rows)
+        if not (is_plain and isinstance(self._reader, View) and self._reader.is_gathered):
+            return None
+        return self._reader.gathered()
+
+    def _before_ring(self, chunks: Iterator[range]) -> Iterator[range]:
+        """Yield chunks as long as there are parts that nobody has mapped yet."""
+        return takewhile(lambda _: self._gathered() is None, chunks)
+
+    def _from_ring(self, steps: range) -> Generator[Any, None, None]:
+        samples = self._gathered()
+        assert samples is not None
+        return RingFeed(
+            samples,
+            steps,
+            chunk_loader(self._reader, self._schedule, self._order),
+            schedule=self._schedule,
+            order=self._order,
+            threads=self._threads,
+            prefetch=self._prefetch,
+            pace=self._pace,
+            timeout_s=self._timeout_s,
+        ).batches()
 
     def _chunks(self, first: int, last: int) -> Generator[Loaded, None, None]:
         load = chunk_loader(self._reader, self._schedule, self._order)
         if self._workers:
             return self._from_processes(first, last, load)
         return Feed(
-            self._schedule.chunks(first, last, at_once=self._at_once),
+            self._before_ring(self._schedule.chunks(first, last, at_once=self._at_once)),
             self._sender.sending(load),
             threads=self._threads,
             pace=self._pace,

@@ -14,6 +14,7 @@ from shoal.data.loading.device import Sender
 from shoal.data.loading.feed import Feed
 from shoal.data.loading.pace import Pace, Report
 from shoal.data.loading.slot import Slot
+from shoal.data.loading.tables import expect
 from shoal.data.order import Order
 from shoal.data.partition import Schedule
 from shoal.data.view import View
@@ -68,6 +69,8 @@ class StepLoader:
         # A dataset's batches are the user's own tensors: they go to the device as the training step sends them.
         self._sender = Sender(device if isinstance(reader, View) else None)
         order = Order(reader.num_samples, seed=seed, is_shuffled=shuffle, block_rows=block_rows)
+        if isinstance(reader, View):
+            expect(reader.pack, order)
         load = chunk_loader(reader, self._schedule, order)
         self._load = self._sender.sending(load)
         self._steps = first_step - 1, last_step

@@ -20,12 +20,14 @@ from shoal.data.loading.columns import BytesColumn, ColumnLoader, FixedColumn, R
 from shoal.data.loading.crops import ImageOptions
 from shoal.data.loading.documents import PackedDocuments
 from shoal.data.loading.images import ImageColumn
+from shoal.data.loading.ring import GatheredSamples
 from shoal.data.loading.slot import Slot
 from shoal.data.loading.transform import Transform
 from shoal.data.loading.windows import Windows
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.schema import Column
 from shoal.data.stage.staged import Staged
+from shoal.native.gather_ring import is_available
 from shoal.native.order import locate
 
 # A chunk should take longer than handing it over (about 50 us) and not drive everything out of the caches (2026-11,
@@ -116,6 +118,21 @@ class View:
         if self._transform is None:
             return batches
         return [self._transform(batch, chunk, number) for number, batch in enumerate(batches)]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether a batch is nothing but a gather from maps, which C does by itself."""
+        columns = self._opened()
+        plain = [column for column in columns if isinstance(column, (FixedColumn, Windows)) and column.is_gathered]
+        return self._transform is None and len(plain) == len(columns) and is_available()
+
+    def gathered(self) -> GatheredSamples | None:
+        """Return what the samples are gathered from, once every part has been mapped; None before that."""
+        columns = [each.gathered() for each in self._opened() if isinstance(each, (FixedColumn, Windows))]
+        found = [column for column in columns if column is not None]
+        if len(found) < len(self._opened()):
+            return None
+        return GatheredSamples(found, self._tokens.starts if isinstance(self._tokens, Windows) else self._starts)
 
     def transformed(self, transform: Callable[..., Any]) -> "View":
         """Return the same view with a transform."""

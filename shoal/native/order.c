@@ -1,7 +1,6 @@
 // The order of samples (shoal/data/order.py says how it is made), and in which part of a pack a row lies.
 
-#include <stddef.h>
-#include <stdint.h>
+#include "gather.h"
 
 enum { LANES = 8 };  // points that go through the rounds side by side: each round waits for the one before
 
@@ -55,19 +54,89 @@ static inline void rounds(const Grid *grid, const uint64_t *keys, size_t num_key
     for (int i = 0; i < lanes; i++) points[i] = left[i] * b + right[i];
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+// The same for 32 points by AVX-512: four registers, so that none waits for itself. 8 ns a point
+// instead of 18, where gathering a row of 512 bytes takes 110 (2026-11).
+#define WIDE __attribute__((target("avx512f,avx512dq")))
+enum { REGISTERS = 4, WIDE_LANES = 8 * REGISTERS };
+
+WIDE static inline __m512i wide_high_product(__m512i x, __m512i y) {
+    const __m512i x1 = _mm512_srli_epi64(x, 32), y1 = _mm512_srli_epi64(y, 32), low = _mm512_set1_epi64(0xFFFFFFFF);
+    const __m512i inner = _mm512_mul_epu32(x, y1), first = _mm512_srli_epi64(_mm512_mul_epu32(x, y), 32);
+    const __m512i middle = _mm512_add_epi64(_mm512_mul_epu32(x1, y),
+                                            _mm512_add_epi64(first, _mm512_and_si512(inner, low)));
+    const __m512i carried = _mm512_add_epi64(_mm512_srli_epi64(inner, 32), _mm512_srli_epi64(middle, 32));
+    return _mm512_add_epi64(_mm512_mul_epu32(x1, y1), carried);
+}
+
+// x, or x - d where that is not negative: of x < 2 d, the rest.
+WIDE static inline __m512i wide_once(__m512i x, __m512i d) { return _mm512_min_epu64(x, _mm512_sub_epi64(x, d)); }
+
+WIDE static inline __m512i wide_rest(__m512i x, __m512i d, __m512i inverse) {
+    return wide_once(_mm512_sub_epi64(x, _mm512_mullo_epi64(wide_high_product(x, inverse), d)), d);
+}
+
+WIDE static inline __m512i wide_mix(__m512i x) {
+    const __m512i first = _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9u);
+    const __m512i second = _mm512_set1_epi64((int64_t)0x94D049BB133111EBu);
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), first);
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), second);
+    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+WIDE static void wide_rounds(const Grid *grid, const uint64_t *keys, size_t num_keys, uint64_t *points) {
+    const __m512i sizes[2] = {_mm512_set1_epi64((int64_t)grid->a), _mm512_set1_epi64((int64_t)grid->b)};
+    const __m512i inverses[2] = {_mm512_set1_epi64((int64_t)grid->a_inverse),
+                                 _mm512_set1_epi64((int64_t)grid->b_inverse)};
+    __m512i halves[2][REGISTERS];
+    for (int r = 0; r < REGISTERS; r++) {
+        const __m512i point = _mm512_loadu_si512(points + 8 * r);
+        halves[1][r] = wide_rest(point, sizes[1], inverses[1]);
+        // What is left is a multiple of b; the quotient is right, or one too small.
+        const __m512i whole = _mm512_sub_epi64(point, halves[1][r]), q = wide_high_product(whole, inverses[1]);
+        const __mmask8 is_small = _mm512_cmpneq_epu64_mask(_mm512_mullo_epi64(q, sizes[1]), whole);
+        halves[0][r] = _mm512_mask_add_epi64(q, is_small, q, _mm512_set1_epi64(1));
+    }
+    for (size_t k = 0; k < num_keys; k++) {
+        const __m512i key = _mm512_set1_epi64((int64_t)keys[k]), size = sizes[k % 2], inverse = inverses[k % 2];
+        for (int r = 0; r < REGISTERS; r++) {
+            const __m512i moved = wide_rest(wide_mix(_mm512_xor_si512(halves[1 - k % 2][r], key)), size, inverse);
+            halves[k % 2][r] = wide_once(_mm512_add_epi64(halves[k % 2][r], moved), size);
+        }
+    }
+    for (int r = 0; r < REGISTERS; r++)
+        _mm512_storeu_si512(points + 8 * r,
+                            _mm512_add_epi64(_mm512_mullo_epi64(halves[0][r], sizes[1]), halves[1][r]));
+}
+
+static int is_wide(void) { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"); }
+#else
+enum { WIDE_LANES = LANES };
+static void wide_rounds(const Grid *grid, const uint64_t *keys, size_t num_keys, uint64_t *points) {
+    rounds(grid, keys, num_keys, points, LANES);
+}
+static int is_wide(void) { return 0; }
+#endif
+
 // samples[i] = the sample at positions[i], all of which lie in [0, n); n <= a * b, and a, b < 2^32.
 void shoal_permute(const int64_t *positions, int64_t *samples, size_t count, uint64_t n, uint64_t a, uint64_t b,
                    const uint64_t *keys, size_t num_keys) {
     const Grid grid = {n, a, b, UINT64_MAX / a, UINT64_MAX / b};
+    const size_t wide = is_wide() ? WIDE_LANES : LANES;
     size_t at = 0;
-    for (; at + LANES <= count; at += LANES) {
-        uint64_t points[LANES];
-        for (int i = 0; i < LANES; i++) points[i] = (uint64_t)positions[at + i];
-        rounds(&grid, keys, num_keys, points, LANES);
-        for (int i = 0; i < LANES; i++) {
+    for (; at + LANES <= count;) {
+        uint64_t points[WIDE_LANES];
+        const size_t lanes = at + wide <= count ? wide : LANES;
+        for (size_t i = 0; i < lanes; i++) points[i] = (uint64_t)positions[at + i];
+        if (lanes == LANES) rounds(&grid, keys, num_keys, points, LANES);
+        else wide_rounds(&grid, keys, num_keys, points);
+        for (size_t i = 0; i < lanes; i++) {
             while (points[i] >= n) rounds(&grid, keys, num_keys, points + i, 1);
             samples[at + i] = (int64_t)points[i];
         }
+        at += lanes;
     }
     for (; at < count; at++) {
         uint64_t point = (uint64_t)positions[at];

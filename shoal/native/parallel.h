@@ -37,6 +37,10 @@ static inline void run_parallel(Work work, void *context, size_t count, size_t g
     atomic_init(&queue.slots, 0);
     size_t useful = count / queue.grain + 1, started = 0;
     if (threads > useful) threads = useful;
+    if (threads <= 1) {  // in one piece: what is read ahead does not begin anew with every grain
+        if (count) work(context, 0, 0, count);
+        return;
+    }
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     pthread_t others[MOST_THREADS];
     while (started + 1 < threads && pthread_create(&others[started], NULL, take_from_queue, &queue) == 0) started++;

@@ -55,3 +55,15 @@ def test_the_report_says_when_loading_is_not_the_bottleneck() -> None:
     )
     busy = noted(Pace(threads=2, is_ahead=True), chunks=2, waited_s=1.0, used_s=0.001, load_s=2.0).report()
     assert str(busy).endswith("the worker does nothing else, and 2 thread(s) load as fast as they can.")
+
+
+def test_a_worker_that_was_busy_with_something_else_for_a_while_is_not_taken_for_a_slow_one() -> None:
+    pace = noted(Pace(threads=2, is_ahead=True), chunks=9, waited_s=0.9, used_s=0.1, load_s=2.0)
+    noted(pace, chunks=1, waited_s=0.0, used_s=1000.0, load_s=2.0)
+    noted(pace, chunks=90, waited_s=0.9, used_s=0.1, load_s=2.0)
+    assert pace.ahead == 2
+
+
+def test_chunks_that_are_used_in_no_time_are_not_loaded_further_ahead() -> None:
+    pace = noted(Pace(threads=2, is_ahead=True), chunks=90, waited_s=1e-3, used_s=2e-4, load_s=1e-4)
+    assert pace.ahead == 2

@@ -11,7 +11,7 @@ from shoal.native import order
 
 @given(num_samples=st.integers(1, 2**61), seed=st.integers(0, 2**63), data=st.data())
 def test_the_permutation_in_c_is_that_of_numpy(num_samples: int, seed: int, data: st.DataObject) -> None:
-    positions = np.array(data.draw(st.lists(st.integers(0, num_samples - 1), min_size=0, max_size=30)), dtype=np.int64)
+    positions = np.array(data.draw(st.lists(st.integers(0, num_samples - 1), min_size=0, max_size=90)), dtype=np.int64)
     permutation = Permutation(num_samples, seed=seed, epoch=1)
     assert permutation(positions).tolist() == permutation.plainly(positions).tolist()
 
@@ -50,3 +50,12 @@ def test_without_the_library_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> N
     with_it = Permutation(1000, seed=3, epoch=4)(np.arange(1000))
     monkeypatch.setattr(order, "library", lambda: None)
     assert Permutation(1000, seed=3, epoch=4)(np.arange(1000)).tolist() == with_it.tolist()
+
+
+@pytest.mark.parametrize("num_samples", [2**20 + 7, 2**32 - 1, 2**32 + 1, 10**12, 2**61 - 1, 2**62 - 1])
+def test_long_stretches_of_large_permutations_are_those_of_numpy(num_samples: int) -> None:
+    permutation = Permutation(num_samples, seed=5, epoch=3)
+    random = np.random.default_rng(0)
+    for count in (31, 32, 33, 1000, 4096):
+        positions = random.integers(0, num_samples, count)
+        assert np.array_equal(permutation(positions), permutation.plainly(positions))

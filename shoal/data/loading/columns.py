@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.core.errors import ConfigError
+from shoal.data.loading.ring import Gathered
 from shoal.data.loading.slot import Slot
-from shoal.data.loading.tables import Found, open_table
+from shoal.data.loading.tables import Found, Maps, open_table
 from shoal.data.order import Indices
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.schema import Column, stored_dtype
 from shoal.native.gather import gather_bytes, gather_parts
+from shoal.native.gather_ring import RingColumn
 
 RAGGED = ("list", "padded", "packed")
 
@@ -64,6 +66,18 @@ class FixedColumn:
         if self._dtype != self._stored:
             out = out.view(self._dtype)
         return {self._name: cut_tensor(out, request.sizes)}
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether batches are nothing but rows of maps."""
+        return isinstance(self._table, Maps)
+
+    def gathered(self) -> Gathered | None:
+        """Return what C gathers by itself, once all parts are mapped."""
+        parts = self._table.every() if isinstance(self._table, Maps) else None
+        if parts is None:
+            return None
+        return Gathered(self._name, RingColumn(parts), self._shape, self._stored, self._dtype)
 
 
 class RaggedColumn:

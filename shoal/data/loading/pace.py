@@ -12,10 +12,16 @@ Example: 2 threads, 10 ms to load a chunk, 6 ms to use one: loading delivers one
 that once takes 30 ms is worth another two ahead.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 NOTICEABLE = 0.05
 _MOST_AHEAD = 16
+_LEAST, _RECENT = 8, 32
+"""Of how many chunks that is judged: the first ones are slow by themselves."""
+_WORTH_S = 5e-4
+"""What delays a chunk takes milliseconds (a visit to the storage, another process): chunks that are used faster than
+this do not bridge it, however many there are, and only take memory."""
 _ALL = 0.98
 """Whoever waits for more than that of the time only loads: how many threads would be enough means nothing then."""
 
@@ -80,28 +86,37 @@ class Pace:
         """How many chunks may be loaded before they are asked for."""
         self._at_first = at_first
         self._slow = 0
-        self._chunks = 0
         self._batches = 0
         self._waited_s = self._used_s = self._load_s = 0.0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        """How long loading and using each of the last chunks took."""
 
-    def note(self, *, batches: int, waited_s: float, used_s: float, load_s: float) -> None:
-        """Learn from one chunk of `batches`."""
-        self._chunks += 1
+    def note(self, *, batches: int, waited_s: float, used_s: float, load_s: float, chunks: int = 1) -> None:
+        """Learn from one chunk of `batches`, or from several."""
         self._batches += batches
         self._waited_s += waited_s
         self._used_s += used_s
         self._load_s += load_s
+        self._recent.append((load_s / chunks, used_s / chunks))
         if self._is_fixed:
             return
         self._slow = self._slow + 1 if waited_s > NOTICEABLE * used_s else 0
         if self._slow >= 3 and not self.ahead:
             self.ahead, self._slow = self._at_first, 0
-        elif self._slow and self.ahead and self._keeps_up and self.ahead < _MOST_AHEAD:
+        elif self._slow and self.ahead and self.ahead < _MOST_AHEAD and self._is_worth_more:
             self.ahead += 1
 
     @property
-    def _keeps_up(self) -> bool:
-        return self._load_s / self._threads < self._used_s
+    def _is_worth_more(self) -> bool:
+        """Whether one chunk more would be waited for less: loading keeps up in the mean, and a chunk lasts for long.
+
+        Of use it is the median that counts: a worker that did something else for a minute uses its data no slower.
+        """
+        if len(self._recent) < _LEAST:
+            return False
+        load_s = sum(load_s for load_s, _ in self._recent) / len(self._recent)
+        used_s = sorted(used_s for _, used_s in self._recent)[len(self._recent) // 2]
+        return used_s > _WORTH_S and load_s / self._threads < used_s
 
     def report(self) -> Report:
         """Return what was noted so far."""

@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.loading.warm import Warmer
-from shoal.data.order import Indices
+from shoal.data.order import Indices, Order
 from shoal.data.pack.reader import Pack
 from shoal.native.gather import Parts
 
 _CACHE_BYTES = 256 << 20
+_SMALL_BYTES = 16 << 10
+"""Larger samples are several pages, of which the kernel had better read more than one at a time."""
 
 
 class Found(NamedTuple):
@@ -33,6 +35,14 @@ class Table(Protocol):
 
 _WARMER = Warmer()
 """One for the whole process: the memory that it may fill is the machine's."""
+
+
+def expect(pack: Pack, order: Order) -> None:
+    """Prepare for how `pack` will be read: of one that memory cannot hold, small samples at random."""
+    is_random = order.is_shuffled and order.block_rows is None
+    is_small = pack.manifest.num_bytes < _SMALL_BYTES * order.num_samples
+    if is_random and is_small and pack.manifest.num_bytes > _WARMER.left_bytes:
+        pack.read_scattered()
 
 
 def open_table(pack: Pack, column: str, *, compression: str, is_fixed: bool = False) -> Table:
@@ -56,13 +66,18 @@ class Maps:
             self._map(np.unique(part).tolist())
         return Found(self._values, self._offsets, part, row)
 
+    def every(self) -> Parts | None:
+        """Return the values of all parts, once each has been mapped."""
+        return self._values if self._is_mapped.all() else None
+
     def _map(self, parts: list[int]) -> None:
         with self._lock:
             for number in parts:
                 if not self._is_mapped[number]:
                     values = self._pack.values(number, self._column)
                     self._values[number] = values
-                    _WARMER.add(values)
+                    if not self._pack.is_scattered:
+                        _WARMER.add(values)
                     if not self._is_fixed:
                         self._offsets[number] = self._pack.offsets(number, self._column)
                     self._is_mapped[number] = True

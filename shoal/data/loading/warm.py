@@ -31,6 +31,11 @@ class Warmer:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
+    @property
+    def left_bytes(self) -> int:
+        """How much more it would fill."""
+        return self._left_bytes
+
     def add(self, array: NDArray[Any]) -> None:
         """Fill the memory that `array`, a view of a map, lies in; nothing if there is no room for it."""
         with self._lock:

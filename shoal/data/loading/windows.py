@@ -20,11 +20,13 @@ import torch
 
 from shoal.core.errors import DataError
 from shoal.data.loading.columns import Request, cut_tensor
+from shoal.data.loading.ring import Gathered
 from shoal.data.loading.slot import Slot
 from shoal.data.loading.tables import Maps
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.schema import Column
 from shoal.native.gather import gather_windows
+from shoal.native.gather_ring import RingColumn
 from shoal.native.order import locate
 from shoal.native.tokens import document_places
 
@@ -37,13 +39,13 @@ class Windows:
         self._name, self._width, self._stride, self._with_documents = column.name, width, stride, with_documents
         self._maps = Maps(pack, column.name, is_fixed=False)
         counts = [max(0, (tokens - width) // stride + 1) for tokens in tokens_of_parts(pack, column.name)]
-        self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
-        self.num_samples = int(self._starts[-1])
+        self.starts = np.array([0, *accumulate(counts)], dtype=np.int64)
+        self.num_samples = int(self.starts[-1])
         self.sample_bytes = width * (16 if with_documents else 8)
 
     def load(self, request: Request, slot: Slot) -> Mapping[str, Sequence[Any]]:
         """Gather the windows, widened to int64 on the way."""
-        part, window = locate(request.samples, self._starts)
+        part, window = locate(request.samples, self.starts)
         start = window * self._stride
         found = self._maps.find(part, start)
         out = slot.tensor(self._name, (len(start), self._width), torch.int64)
@@ -59,6 +61,19 @@ class Windows:
             loaded[f"{self._name}.document"] = cut_tensor(document, request.sizes)
             loaded[f"{self._name}.position"] = cut_tensor(position, request.sizes)
         return loaded
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether batches are nothing but windows of maps."""
+        return not self._with_documents
+
+    def gathered(self) -> Gathered | None:
+        """Return what C gathers by itself, once all parts are mapped."""
+        parts = self._maps.every()
+        if parts is None:
+            return None
+        column = RingColumn(parts, width=self._width, stride=self._stride)
+        return Gathered(self._name, column, (self._width,), torch.int64, torch.int64)
 
 
 def tokens_of_parts(pack: Pack, column: str) -> list[int]:

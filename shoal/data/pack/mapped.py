@@ -1,8 +1,10 @@
-"""The buffers of Arrow's columns as NumPy arrays, without a copy; what does not fit the schema is refused."""
+"""The buffers of Arrow's columns as NumPy arrays, without a copy; what does not fit the schema is refused.
+
+Of uncompressed parts this is for those that arrow_file.py does not know, most of which are damaged.
+"""
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shoal.core.errors import DataError
+from shoal.data.pack.arrow_file import Buffers
 from shoal.data.pack.schema import Stored
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """What holds a column's rows."""
-
-    values: NDArray[Any]
-    offsets: NDArray[np.int64] | None
 
 
 def open_arrow(mapped: mmap.mmap, name: str, only_field: int | None = None) -> Any:
@@ -29,6 +24,27 @@ def open_arrow(mapped: mmap.mmap, name: str, only_field: int | None = None) -> A
         return pa.ipc.open_file(pa.py_buffer(mapped), options=options)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{name} is not an Arrow file: {error}.") from None
+
+
+def only_batch(mapped: mmap.mmap, stored: Sequence[Stored], num_rows: int, name: str) -> dict[str, Buffers]:
+    """Return views of the buffers of all columns of a file, which holds them in one record batch of `num_rows`."""
+    reader = open_arrow(mapped, name)
+    check_schema(reader.schema, stored, name)
+    batch = get_batch(reader, 0, name) if reader.num_record_batches == 1 else None
+    if batch is None or batch.num_rows != num_rows:
+        found = "not one record batch" if batch is None else f"{batch.num_rows:,} rows"
+        raise DataError(f"{name} has {found}, but the manifest says {num_rows:,} rows in one.")
+    return {
+        each.name: buffers_of(batch.column(i), each, f"{name}, column {each.name!r}") for i, each in enumerate(stored)
+    }
+
+
+def get_batch(reader: Any, number: int, name: str) -> Any:
+    """Return a record batch, decompressed."""
+    try:
+        return reader.get_batch(number)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name}: block {number} is damaged ({error}).") from None
 
 
 def check_schema(schema: pa.Schema, stored: Sequence[Stored], name: str) -> None:

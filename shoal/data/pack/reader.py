@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from shoal.core.errors import DataError, did_you_mean
+from shoal.data.pack.arrow_file import Buffers, find_buffers
 from shoal.data.pack.manifest import Manifest, PartFile, read_manifest
-from shoal.data.pack.mapped import Buffers, buffers_of, check_schema, open_arrow
 from shoal.data.pack.schema import Column, Stored, stored_columns
 
 Locate = Callable[[int, str], Path]
@@ -37,6 +36,8 @@ class Pack:
         self.columns = _chosen(self.manifest, columns, self.path)
         self._asked = columns
         self._locate = locate
+        self.is_scattered = False
+        """Whether rows are read at random, and not all of the pack can be kept in memory."""
         self._every = stored_columns(self.manifest.columns)
         self._stored = {stored.name: stored for stored in self._every}
         self._first_rows = np.array(self.manifest.first_rows, dtype=np.int64)
@@ -49,7 +50,7 @@ class Pack:
         return self.num_rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._asked, self._locate)
+        return _reopen, (self.path, self._asked, self._locate, self.is_scattered)
 
     def part_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part of each row, and its row in that part."""
@@ -72,16 +73,15 @@ class Pack:
 
     def block(self, part: int, column: str, block: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
         """Return the values and offsets of a block of `block_rows(column)` rows, decompressed anew at each call."""
+        from shoal.data.pack.mapped import buffers_of, get_batch  # Arrow, which is not needed for other columns
+
         stored = self._named(column)
         reader = self._block_reader(part, stored)
         if not 0 <= block < reader.num_record_batches:
             raise DataError(f"part {part} of {self.path} has {reader.num_record_batches} blocks, not block {block}.")
         rows = self.block_rows(column)
         wanted = min(rows, self.manifest.parts[part].num_rows - block * rows)
-        try:
-            batch = reader.get_batch(block)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self._describe(part, stored)}: block {block} is damaged ({error}).") from None
+        batch = get_batch(reader, block, self._describe(part, stored))
         if batch.num_rows != wanted:
             raise DataError(f"{self._describe(part, stored)}: block {block} has {batch.num_rows} rows, not {wanted}.")
         found = buffers_of(batch.column(0), stored, self._describe(part, stored))
@@ -100,6 +100,13 @@ class Pack:
         path = self._path_of(part, file)
         with self._lock:
             return self._mapped(part, file, path)
+
+    def read_scattered(self) -> None:
+        """Have the kernel read no more of the files than what is asked for: by itself it reads ahead, up to 8 MB."""
+        with self._lock:
+            self.is_scattered = True
+            for mapped in self._maps.values():
+                _advise_random(mapped)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Return a sample: NumPy arrays and scalars, bytes, str. Plain and slow: the reference for what is fast."""
@@ -141,13 +148,12 @@ class Pack:
         held = [stored for stored in self._every if stored.compression == "none"]
         what = self.manifest.parts[part]
         name = str(path)
-        reader = open_arrow(self._mapped(part, what.file("none"), path), name)
-        check_schema(reader.schema, held, name)
-        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
-        if batch is None or batch.num_rows != what.num_rows:
-            found = "not one record batch" if batch is None else f"{batch.num_rows:,} rows"
-            raise DataError(f"{name} has {found}, but the manifest says {what.num_rows:,} rows in one.")
-        every = {s.name: buffers_of(batch.column(i), s, f"{name}, column {s.name!r}") for i, s in enumerate(held)}
+        mapped = self._mapped(part, what.file("none"), path)
+        every = find_buffers(mapped, held, what.num_rows)
+        if every is None:
+            from shoal.data.pack.mapped import only_batch
+
+            every = only_batch(mapped, held, what.num_rows, name)
         for stored in held:
             count, said = len(every[stored.name].values), what.num_values.get(stored.name, 0)
             if not stored.is_fixed and count != said:
@@ -159,10 +165,14 @@ class Pack:
     def _mapped(self, part: int, file: PartFile, path: Path) -> mmap.mmap:
         if (part, file.name) not in self._maps:
             self._maps[part, file.name] = _map(path, file)
+            if self.is_scattered:
+                _advise_random(self._maps[part, file.name])
         return self._maps[part, file.name]
 
     def _block_reader(self, part: int, stored: Stored) -> Any:
         """Return this thread's own Arrow reader of one column of a compressed file."""
+        from shoal.data.pack.mapped import check_schema, open_arrow
+
         self.block_rows(stored.name)
         readers = self._of_thread.__dict__.setdefault("readers", {})
         if (part, stored.name) not in readers:
@@ -210,8 +220,10 @@ def open_pack(
     return Pack(path, columns=columns, locate=locate)
 
 
-def _reopen(path: Path, columns: Sequence[str] | None, locate: Locate | None) -> Pack:
-    return Pack(path, columns=columns, locate=locate)
+def _reopen(path: Path, columns: Sequence[str] | None, locate: Locate | None, is_scattered: bool) -> Pack:
+    pack = Pack(path, columns=columns, locate=locate)
+    pack.is_scattered = is_scattered
+    return pack
 
 
 def _chosen(manifest: Manifest, names: Sequence[str] | None, path: Path) -> dict[str, Column]:
@@ -220,6 +232,11 @@ def _chosen(manifest: Manifest, names: Sequence[str] | None, path: Path) -> dict
         if name not in every:
             raise DataError(f"{path} has no column {name!r}.{did_you_mean(name, list(every))}")
     return every if names is None else {name: every[name] for name in names}
+
+
+def _advise_random(mapped: mmap.mmap) -> None:
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
 
 
 def _map(path: Path, file: PartFile) -> mmap.mmap:

@@ -16,32 +16,25 @@ Booleans are stored as uint8 and bfloat16 as uint16: Arrow's booleans are bits, 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from shoal.core.errors import DataError, did_you_mean
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 KINDS = ("scalar", "array", "ragged", "tokens", "image", "text", "bytes")
 COMPRESSIONS = ("none", "lz4", "zstd")
 _STORED_AS = {"bool": "uint8", "bfloat16": "uint16"}
-_ARROW = {
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float16": pa.float16(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-}
-DTYPES = (*_ARROW, *_STORED_AS)
-_BINARY = {"image": pa.large_binary(), "bytes": pa.large_binary(), "text": pa.large_string()}
+_NUMBERS = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+DTYPES = (*_NUMBERS, *_STORED_AS)
+_BINARY = {"image": "large_binary", "bytes": "large_binary", "text": "large_string"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +59,12 @@ class Column:
             raise DataError("a column has no name.")
         if (self.kind == "array") != bool(self.shape) or any(size < 1 for size in self.shape):
             raise DataError(f"column {self.name!r} of kind {self.kind} has the shape {self.shape}.")
+        if math.prod(self.shape) >= 2**31:
+            raise DataError(
+                f"column {self.name!r} has the shape {self.shape}: Arrow takes fewer than 2^31 elements a row."
+            )
+        if self.kind in _BINARY and self.dtype != "uint8":
+            raise DataError(f"column {self.name!r} of kind {self.kind} has the dtype {self.dtype}: it is uint8.")
         if self.kind == "tokens" and "int" not in self.dtype:
             raise DataError(f"column {self.name!r}: tokens are integers, not {self.dtype}.")
 
@@ -91,7 +90,8 @@ class Stored:
 
     name: str
     dtype: np.dtype[Any]
-    type: pa.DataType
+    layout: str
+    """How Arrow holds it: "number", "fixed_list", "large_list", "large_binary" or "large_string"."""
     shape: tuple[int, ...]
     is_fixed: bool
     compression: str
@@ -102,8 +102,28 @@ class Stored:
         return math.prod(self.shape)
 
     @property
-    def arrow_field(self) -> pa.Field:
+    def element(self) -> np.dtype[Any]:
+        """What Arrow holds a number as."""
+        return np.dtype(_STORED_AS.get(self.dtype.name, self.dtype))
+
+    @property
+    def type(self) -> "pa.DataType":
+        """The type of the Arrow schema."""
+        import pyarrow as pa  # where packs are made; who reads one does without (arrow_file.py)
+
+        if self.layout.startswith("large_") and self.layout != "large_list":
+            return getattr(pa, self.layout)()
+        element = getattr(pa, self.element.name)()
+        if self.layout == "number":
+            return element
+        item = pa.field("item", element, nullable=False)
+        return pa.large_list(item) if self.layout == "large_list" else pa.list_(item, self.row_elements)
+
+    @property
+    def arrow_field(self) -> "pa.Field":
         """The field of the Arrow schema. No value is missing."""
+        import pyarrow as pa
+
         return pa.field(self.name, self.type, nullable=False)
 
 
@@ -136,18 +156,13 @@ def stored_columns(columns: Sequence[Column]) -> tuple[Stored, ...]:
 
 
 def _stored(column: Column) -> list[Stored]:
-    dtype = stored_dtype(column.dtype)
-    element = _ARROW[_STORED_AS.get(column.dtype, column.dtype)]
-    item = pa.field("item", element, nullable=False)
-    packed = column.compression
-    if column.kind == "scalar":
-        return [Stored(column.name, dtype, element, (), True, packed)]
-    if column.kind == "array":
-        return [Stored(column.name, dtype, pa.list_(item, math.prod(column.shape)), column.shape, True, packed)]
-    every = [Stored(column.name, dtype, _BINARY.get(column.kind, pa.large_list(item)), (), False, packed)]
+    dtype, packed = stored_dtype(column.dtype), column.compression
+    if column.is_fixed:
+        layout = "number" if column.kind == "scalar" else "fixed_list"
+        return [Stored(column.name, dtype, layout, column.shape, True, packed)]
+    every = [Stored(column.name, dtype, _BINARY.get(column.kind, "large_list"), (), False, packed)]
     if column.ndim > 1:
-        sizes = pa.large_list(pa.field("item", pa.int64(), nullable=False))
-        every.append(Stored(f"{column.name}.shape", np.dtype(np.int64), sizes, (), False, packed))
+        every.append(Stored(f"{column.name}.shape", np.dtype(np.int64), "large_list", (), False, packed))
     if column.extra.get("index"):
-        every.append(Stored(f"{column.name}.index", np.dtype(np.uint8), pa.large_binary(), (), False, packed))
+        every.append(Stored(f"{column.name}.index", np.dtype(np.uint8), "large_binary", (), False, packed))
     return every
