@@ -1,7 +1,9 @@
 """`shoal train`: run a job under a plan."""
 
 import argparse
+import dataclasses
 import json
+import os
 from pathlib import Path
 
 from shoal.cli import flags
@@ -16,6 +18,7 @@ example:
   shoal train train.py --workers 4 --shares .25,.25,.10,.4 --micro-batch 8 --precision bf16
   shoal train train.py --mesh shard=2,tensor=2 --zero 3
   shoal train train.py --plan plan.toml --steps 100 --json
+  shoal train train.py --workers 8 --stage /local/me        with a copy of its pack there, for as long as it runs
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
 FILE defines `job = shoal.Job(...)`. Its main is not run.
@@ -32,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOML",
         help="what `shoal probe` measured (default: cluster.toml, if it is here)",
     )
+    parser.add_argument(
+        "--stage",
+        metavar="WHERE",
+        help="where packs are copied to, one copy a node, until the run ends: a folder; memory, local, scratch or "
+        "project; off; auto (default): to faster storage of the node, if they lie on shared storage",
+    )
     parser.add_argument("--steps", type=int, metavar="S", help="train for S steps instead of the job's own length")
     parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
@@ -40,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, and show the summary."""
     plan = read_plan(arguments)
+    if arguments.stage is not None:
+        plan = dataclasses.replace(plan, staging=_where(arguments.stage))
     file: Path = arguments.file
     flags.existing(file)
     if arguments.steps is not None and arguments.steps < 1:
@@ -71,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         Console().print(render(summary))
     return 0
+
+
+def _where(stage: str) -> str:
+    """Return where to stage; a folder whole, as workers may stand in another one."""
+    return str(Path(stage).resolve()) if os.sep in stage else stage
 
 
 def _is_echo() -> bool:

@@ -3,6 +3,7 @@
 The kinds of line, by their `kind`:
 
     start   pid, host                                the worker is up
+    staging field, source, path, is_staged, why      where a pack of the job is read; a node's first worker only
     step    step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
     eval    step, metrics                            worker 0 only
     log     step, values                             what the user logged

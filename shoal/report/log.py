@@ -28,6 +28,8 @@ class WorkerLog:
     present: bool = False
     steps: dict[int, Step] = field(default_factory=dict)
     evals: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    staging: dict[str, str] = field(default_factory=dict)
+    """Where each pack of the job was read, and why."""
     ended: bool = False
     peak_bytes: int | None = None
     error: str | None = None
@@ -125,6 +127,14 @@ def _take_eval(log: WorkerLog, event: dict[str, Any]) -> bool:
     return True
 
 
+def _take_staging(log: WorkerLog, event: dict[str, Any]) -> bool:
+    if not all(isinstance(event.get(name), str) for name in ("field", "source", "path", "why")):
+        return False
+    where = f"staged to {event['path']}: " if event.get("is_staged") is True else ""
+    log.staging[clean(event["field"])] = clean(f"{event['source']}: {where}{event['why']}")
+    return True
+
+
 def _take_error(log: WorkerLog, event: dict[str, Any]) -> bool:
     log.error = clean(f"{event.get('type', 'error')}: {event.get('message', '')}")
     return True
@@ -140,6 +150,7 @@ _TAKERS = {
     "start": _take_start,
     "step": _take_step,
     "eval": _take_eval,
+    "staging": _take_staging,
     "error": _take_error,
     "end": _take_end,
 }

@@ -135,6 +135,8 @@ def circumstances(summary: Summary) -> Iterator[tuple[str, str]]:
     if job:
         yield "job", f"<code>{text(job.file)}</code>, seed {job.seed}"
         yield "data", f"{counted(job.num_samples, 'sample')}, {job.batch_size:,} in a global batch"
+    for sentence in summary.staging:
+        yield "pack", text(sentence)
     if plan:
         yield "shares", ", ".join(percent(share) for share in plan.shares[:_WORKERS_UNFOLDED])
         yield "micro-batch", "the whole part at once" if plan.batch.micro_batch is None else f"{plan.batch.micro_batch}"

@@ -48,6 +48,8 @@ class Summary:
     per_worker: tuple[Worker, ...]
     evals: tuple[tuple[int, dict[str, float | None]], ...]
     """Each evaluation: its step and its metrics."""
+    staging: tuple[str, ...]
+    """Where the first node read each pack of the job, and why."""
     missing: tuple[str, ...]
     """A sentence for each thing that could not be read."""
     plan: Plan | None
@@ -102,6 +104,7 @@ class Summary:
                 else None,
                 "evals": [{"step": step, "metrics": metrics} for step, metrics in self.evals],
                 "per_worker": [asdict(worker) for worker in self.per_worker],
+                "staging": list(self.staging),
                 "missing": list(self.missing),
             }
         )
@@ -139,6 +142,7 @@ def summarize(run: RunFolder) -> Summary:
         slowest=slowest_of(workers),
         per_worker=workers,
         evals=_evals(logs),
+        staging=tuple(logs[0].staging.values()) if logs else (),
         missing=tuple(missing),
         plan=plan,
         job=job,

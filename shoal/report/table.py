@@ -81,6 +81,8 @@ def _labelled(summary: Summary) -> Iterator[tuple[str, RenderableType]]:
         yield "Evaluation", Text(f"{values} (after step {step:,})")
     if summary.wall_s is not None:
         yield "Wall time", format_seconds(summary.wall_s)
+    for sentence in summary.staging:
+        yield "Pack", Text(sentence)
     for sentence in remarks(summary):
         yield "Note", Text(sentence)
     for sentence in summary.missing:

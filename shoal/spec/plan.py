@@ -1,6 +1,7 @@
 """Plan: how to train, and what that is predicted to cost."""
 
 import math
+import os
 from dataclasses import dataclass, field, fields
 
 from shoal.core.errors import PlanError, did_you_mean
@@ -24,6 +25,10 @@ WAYS = (
     "recursive-doubling",
     "two-level",
 )
+
+
+STAGING = ("auto", "off", "memory", "local", "scratch", "project")
+"""Words for where packs are staged; anything else is a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +156,9 @@ class Plan:
     compile: bool = False
     """Whether torch.compile makes the forward and backward pass faster, after a minute or so of compiling."""
     sync: Sync = field(default_factory=Sync)
+    staging: str = "auto"
+    """Where a job's packs are copied to when it starts: "off" leaves them where they lie; a folder, or a kind of
+    storage (memory, local, scratch, project); auto: to what is measurably faster, if they lie on shared storage."""
     checkpoint_s: float | None = None
     """Seconds between checkpoints."""
     timeout_s: float = 600.0
@@ -162,6 +170,9 @@ class Plan:
             raise PlanError(f"precision={self.precision!r} is none.{did_you_mean(self.precision, list(PRECISIONS))}")
         if not self.timeout_s > 0:
             raise PlanError(f"timeout_s={self.timeout_s:g}: a timeout must be more than 0.")
+        if self.staging not in STAGING and os.sep not in self.staging:
+            hint = did_you_mean(self.staging, list(STAGING))
+            raise PlanError(f"staging={self.staging!r} is none.{hint} A folder has a slash: './{self.staging}'.")
         self._check_mesh()
         shares, count = self.batch.shares, self.mesh.data
         if shares and len(shares) != count:

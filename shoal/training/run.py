@@ -1,8 +1,9 @@
 """A run from the inside: what `shoal.start` gives to people with their own loop, and what shoal's own loop uses."""
 
+import dataclasses
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -32,6 +33,7 @@ from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
 from shoal.training.pieces import Cutter
 from shoal.training.recording import Recording
+from shoal.training.staging import Decision, staged_job
 from shoal.training.state import build_state
 from shoal.training.step import Pending, Stepper, check_finite
 
@@ -185,6 +187,13 @@ class Run:
         if drawn and self.plan.workers > 1:
             self._say(f"{', '.join(sorted(drawn))} draws its random numbers inside: they differ between workers.")
 
+    def note_staging(self, decisions: Sequence[Decision]) -> None:
+        """Say where the packs of the job are read, and why; each node's first worker writes it down."""
+        for decision in decisions:
+            self._say(str(decision))
+            if self.rank.local_index == 0:
+                self._log.write("staging", **dataclasses.asdict(decision))
+
     def _say(self, line: str) -> None:
         if self.rank.index == 0:
             print(line, file=sys.stderr)
@@ -264,11 +273,17 @@ def open_run(
     plan = read_toml(Plan, folder.plan_toml)
     set_threads(rank)
     device = pick_device(rank)
-    with joined(rank, store, device=device, timeout_s=plan.timeout_s), _watched(store, rank, plan) as watch:
+    with (
+        joined(rank, store, device=device, timeout_s=plan.timeout_s),
+        _watched(store, rank, plan) as watch,
+        staged_job(job, plan, rank=rank, store=store) as staged,
+    ):
         run = Run(
             job, plan, folder, rank=rank, store=store, device=device, log=log, watch=watch, is_recorded=is_recorded
         )
         try:
+            run.note_staging(staged.decisions)
+            run.job = staged.job  # only now: the model is built meanwhile, and waits for no part
             yield run
             run.finish()
             if rank.workers > 1:

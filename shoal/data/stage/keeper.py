@@ -1,9 +1,15 @@
-"""A small process that owns a copy for as long as another process lives: the shell or job script that had it staged.
+"""Small processes that give the space of a copy back when others have ended, however these ended.
 
     python -m shoal.data.stage.keeper DESCRIPTOR PATH PID
 
-It holds the lock that the descriptor has, and ends, and gives the space back, when process PID has ended, or when the
-copy is to be released (`shoal stage --release`).
+A keeper owns a copy for as long as another process lives: the shell or job script that had it staged. It holds the lock
+that the descriptor has, and leaves the copy when process PID has ended, or when the copy is to be released (`shoal
+stage --release`).
+
+    python -m shoal.data.stage.keeper PATH
+
+A sweeper owns nothing: it waits until nobody owns the copy, and removes it if the last owner could not, as workers that
+are killed cannot.
 """
 
 import contextlib
@@ -13,9 +19,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.data.stage.copies import RELEASE, Copy
+from shoal.data.stage.copies import OWNERS, RELEASE, Copy, remove
 from shoal.data.stage.locks import FileLock
 
 _LOOK_S = 0.5
@@ -23,14 +30,33 @@ _LOOK_S = 0.5
 
 def start_keeper(descriptor: int, path: Path, *, until_pid: int) -> int:
     """Start a keeper of the copy at `path`, which `descriptor` owns, and close that; return the process id."""
-    command = [sys.executable, "-m", "shoal.data.stage.keeper", str(descriptor), str(path), str(until_pid)]
-    null = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, pass_fds=[descriptor], start_new_session=True, stdin=null, stdout=null, stderr=null
-    )
+    process = _start([str(descriptor), str(path), str(until_pid)], pass_fds=[descriptor])
     os.close(descriptor)
     process.returncode = 0  # it is not ours to wait for: it outlives us
     return process.pid
+
+
+class Sweeper:
+    """A process that removes the copy at `path` when nobody owns it; it outlives this one if need be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process = _start([str(path)])
+
+    def leave(self, *, timeout_s: float = 5.0) -> None:
+        """Wait for its end if it has no more to do; others of this node may still use the copy."""
+        if not self._path.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+        if self._process.poll() is None:
+            self._process.returncode = 0  # it is not ours to wait for
+
+
+def _start(arguments: Sequence[str], *, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "shoal.data.stage.keeper", *arguments]
+    null = subprocess.DEVNULL
+    # In a session of its own: what ends the workers of a run, with all that they have started, does not end it.
+    return subprocess.Popen(command, pass_fds=pass_fds, start_new_session=True, stdin=null, stdout=null, stderr=null)
 
 
 def keep(descriptor: int, path: Path, pid: int) -> None:
@@ -42,6 +68,13 @@ def keep(descriptor: int, path: Path, pid: int) -> None:
                 pass
     finally:
         copy.leave()
+
+
+def sweep(path: Path) -> None:
+    """Remove the copy at `path` as soon as nobody owns it; return, too, when somebody else has removed it."""
+    with FileLock(path / OWNERS) as lock:
+        if (path / OWNERS).exists() and lock.wait():
+            remove(path)
 
 
 class _watched:  # noqa: N801  reads as a function
@@ -78,4 +111,7 @@ def _end(*_: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _end)
-    keep(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    if len(sys.argv) == 2:
+        sweep(Path(sys.argv[1]))
+    else:
+        keep(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -31,17 +31,23 @@ class FileLock:
 
         False, too, where the file was removed meanwhile, by somebody who held the lock, or its folder is no more.
         """
-        if self._handle < 0:
-            try:
-                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            _held.add(self)
+        if not self._open():
+            return False
         try:
             fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             return False
+        if not self._is_still_there():
+            self.release()
+            return False
+        return True
+
+    def wait(self) -> bool:
+        """Return whether the lock was had, alone, once nobody else has it; there is no end to the wait but that."""
+        if not self._open():
+            return False
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
         if not self._is_still_there():
             self.release()
             return False
@@ -65,6 +71,16 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def _open(self) -> bool:
+        """Return whether the file is there to be locked."""
+        if self._handle < 0:
+            try:
+                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            _held.add(self)
+        return True
 
     def _is_still_there(self) -> bool:
         try:

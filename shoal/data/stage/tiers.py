@@ -126,18 +126,22 @@ def room(folder: Path, *, reserve_bytes: int | None = None) -> int:
 
 def is_memory(folder: Path) -> bool:
     """Return whether `folder` is on a file system in memory."""
-    return _file_system(folder) in ("tmpfs", "ramfs")
+    return file_system(folder) in ("tmpfs", "ramfs")
 
 
 def _kind(folder: Path, kind: str) -> str:
     """Return which kind `folder` is, which is usually `kind`."""
     if is_memory(folder):
         return "memory"
-    is_shared = _file_system(folder).startswith(_SHARED)
-    return "scratch" if kind == "local" and is_shared else kind
+    return "scratch" if kind == "local" and is_shared(folder) else kind
 
 
-def _file_system(folder: Path) -> str:
+def is_shared(folder: Path) -> bool:
+    """Return whether `folder` is on a file system that several hosts share."""
+    return file_system(folder).startswith(_SHARED)
+
+
+def file_system(folder: Path) -> str:
     """Return the type of the file system that `folder` is on, as the kernel calls it, or ""."""
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
@@ -196,7 +200,9 @@ def choose(
         for tier in faster:
             if tier.room_bytes >= needed_bytes:
                 slower = "".join(f"; {other} has no room" for other in faster[: faster.index(tier)])
-                return Choice(tier, tuple(parts), f"{tier}: the fastest with room for the {what}{slower}.")
+                # One that was asked for by its folder has no others beside it.
+                first_of = "the fastest with room" if math.isfinite(tier.read_bytes_per_s) else "it has room"
+                return Choice(tier, tuple(parts), f"{tier}: {first_of} for the {what}{slower}.")
     tier = max(faster, key=lambda each: each.room_bytes)
     fitting = _fitting(first, sizes, tier.room_bytes)
     if not fitting:

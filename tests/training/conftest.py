@@ -1,0 +1,31 @@
+"""What tests of staging share."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.data.pack.progress import Quiet
+from shoal.data.pack.reader import Pack
+from shoal.data.pack.writer import pack
+from tests.training.test_pack_job import NUM_ROWS, numbers
+
+
+@pytest.fixture
+def own_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A desk for each test: it lies among temporary files."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    tempfile.tempdir = None
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of some parts, for the job of test_pack_job.py."""
+    path = tmp_path_factory.mktemp("packs") / "rows.pack"
+    pack([numbers(row) for row in range(NUM_ROWS)], path, part_bytes=200, report=Quiet())
+    assert len(Pack(path).manifest.parts) > 4
+    return path
