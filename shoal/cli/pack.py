@@ -111,7 +111,7 @@ def _said(manifest: "Manifest", path: Path, seconds: float) -> str:
         f"in {format_seconds(seconds)} ({rate})."
     ]
     if manifest.skipped:
-        lines.append(f"Skipped {manifest.skipped:,} samples, the first:")
+        lines.append(f"Skipped {manifest.skipped:,} sample{'s' * (manifest.skipped != 1)}, the first:")
         lines += [f"  {why}" for why in manifest.made.get("skipped", [])]
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.pack.schema import Column, Flat
-from shoal.data.sources.source import Values
+from shoal.data.sources.source import Values, one_line
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -45,11 +45,19 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
 
 
 def values_of(batch: pa.RecordBatch, columns: tuple[Column, ...], label: Callable[[int], str]) -> dict[str, Values]:
-    """Return the values of each column; raise a DataError that names the first row where one is missing."""
-    arrays = _arrays(batch, {column.name: column for column in columns})
-    for column in columns:
-        _refuse_nulls(column.name, arrays[column.name], label)
-    return {column.name: _READERS[column.kind](arrays[column.name], column, label) for column in columns}
+    """Return the values of each column; raise a DataError that names the first row where one is missing.
+
+    What is damaged is found before it is read: Arrow itself takes offsets and text from a file as they are.
+    """
+    try:
+        batch.validate(full=True)
+        arrays = _arrays(batch, {column.name: column for column in columns})
+        for column in columns:
+            _refuse_nulls(column.name, arrays[column.name], label)
+        return {column.name: _READERS[column.kind](arrays[column.name], column, label) for column in columns}
+    except pa.ArrowException as error:
+        which = label(0) if batch.num_rows == 1 else f"{label(0)}, or one of the {batch.num_rows - 1:,} after it"
+        raise DataError(f"{which}: {one_line(error)}.") from error
 
 
 def _fields(schema: pa.Schema, features: Mapping[str, Any]) -> list[pa.Field]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.pack.schema import Column
 from shoal.data.sources.rows import array_column
-from shoal.data.sources.source import Sample, Slice, cut_rows, library
+from shoal.data.sources.source import Sample, Slice, cut_rows, library, one_line
 from shoal.data.sources.tree import Tree, described
 
 _HEADER = np.dtype(
@@ -59,6 +59,8 @@ class _Table:
     records: NDArray[Any]
     sizes: Mapping[int, int]
     """Bytes at each pointer."""
+    num_bytes: int
+    """Of the file."""
 
 
 class BetonSource:
@@ -134,11 +136,11 @@ class BetonSource:
         (name, kind, arguments), record = table.fields[at], table.records[row][at]
 
         def read(pointer: Any, num_bytes: int) -> bytes:
+            end = int(pointer) + num_bytes
+            if end > table.num_bytes:  # before anything is read: the file may ask for more than there is memory
+                raise DataError(f"{label}: {name!r} is cut off: it ends at byte {end}, the file at {table.num_bytes}.")
             file.seek(int(pointer))
-            data = file.read(num_bytes)
-            if len(data) < num_bytes:
-                raise DataError(f"{label}: {name!r} is cut off: {len(data)} of its {num_bytes} bytes are there.")
-            return data
+            return file.read(num_bytes)
 
         if kind in (_FLOAT, _INTEGER):
             return record
@@ -157,6 +159,8 @@ class BetonSource:
             if size is None:
                 raise DataError(f"{label}: its JPEG is not in the table of allocations.")
             return read(record["pointer"], size)
+        if 0 in shape:
+            raise DataError(f"{label}: its image is of {shape[1]} x {shape[0]} pixels.")
         pixels = np.frombuffer(read(record["pointer"], int(np.prod(shape))), np.uint8).reshape(shape)
         return pixels if kind == "array" else _png(pixels)
 
@@ -175,14 +179,19 @@ def _read_table(file: BinaryIO, name: str, size: int) -> _Table:
         raise DataError(f"{name} is cut off: its table of allocations should be at byte {at}, and the file has {size}.")
     allocations = _read(file, (name, size), at, _ALLOCATION, (size - at) // _ALLOCATION.itemsize)
     sizes = dict(zip(allocations["pointer"].tolist(), allocations["num_bytes"].tolist(), strict=True))
-    return _Table(fields, found, sizes)
+    return _Table(fields, found, sizes, size)
 
 
 def _field(name: str, descriptor: Any) -> tuple[str, int, Any]:
     column, kind = descriptor["name"].decode("ascii", "replace"), int(descriptor["type"])
     if kind not in _RECORDS:
         raise ConfigError(f"{name}: field {column!r} is of a type of its own ({kind}), which only its maker can read.")
-    return column, kind, _array_arguments(descriptor["arguments"]) if kind in (_ARRAY, _TENSOR) else None
+    if kind not in (_ARRAY, _TENSOR):
+        return column, kind, None
+    try:
+        return column, kind, _array_arguments(descriptor["arguments"])
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise DataError(f"{name}: the description of field {column!r} is damaged: {one_line(error)}.") from None
 
 
 def _array_arguments(arguments: NDArray[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Where documents begin and end in a stream of bytes, from wherever one begins to look."""
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
@@ -32,7 +33,7 @@ def pieces(file: BinaryIO, begin: int, end: int, name: str) -> Iterator[bytes]:
         while begin < end and (data := file.read(min(_PIECE_BYTES, end - begin))):
             begin += len(data)
             yield data
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{name} is broken after byte {begin}: {one_line(error)}.") from error
 
 

@@ -95,9 +95,10 @@ class HuggingFaceSource:
     def _load(self, begin: int, end: int) -> dict[str, Values]:
         try:
             table = self._dataset().with_format("arrow")[begin:end]
+            table.validate(full=True)
+            batch = table.select(_roots(self._columns, table.schema.names)).combine_chunks()
         except Exception as error:  # the library raises whatever its readers do
             raise DataError(f"row {begin} cannot be read: {one_line(error)}.") from error
-        batch = table.select(_roots(self._columns, table.schema.names)).combine_chunks()
         return values_of(self._with_files(batch, begin), self._columns, lambda row: _label(begin + row))
 
     def _with_files(self, table: pa.Table, begin: int) -> pa.Table:

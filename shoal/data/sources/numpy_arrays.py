@@ -8,6 +8,7 @@
 
 import io
 import math
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -173,7 +174,7 @@ def _npy_array(file: BinaryIO, name: str) -> StoredArray:
         version = npy.read_magic(file)
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, column_order, dtype = read_header(file)
-    except (ValueError, EOFError, SyntaxError) as error:
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
         raise DataError(f"{name} is not a whole .npy file: {error}.") from None
     if dtype.hasobject:
         raise DataError(

@@ -78,7 +78,10 @@ class IterableSource:
             )
         self._is_used = True
         for row, sample in enumerate(_numbered(samples)):
-            yield f"row {row}", as_mapping(sample, self._names)
+            try:
+                yield f"row {row}", as_mapping(sample, self._names)
+            except DataError as error:
+                yield f"row {row}", error
 
     def fingerprint(self, part: Slice) -> str:
         """Return "": nothing can be told of it."""

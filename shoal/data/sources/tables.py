@@ -36,12 +36,14 @@ class TableSource:
         self._partitions = _partitions(self.names)
         with self.tree.open(self.names[0]) as file:
             schema = _guarded(self.names[0], lambda: format_of(self.names[0]).schema(file, self.names[0]))
-        self._types = {field.name: field.type for field in schema}
+        self._types = _guarded(self.names[0], lambda: {field.name: field.type for field in schema})
         fields = [pa.field(name, pa.array(values).type) for name, values in self._partitions.items()]
         every = pa.schema([*schema, *fields], metadata=schema.metadata)
         known = dict.fromkeys([*every.names, *self._shapes])
         wanted = chosen(known, tuple(columns) if columns else None, self.names[0])
-        self._columns = columns_of(every, self._shapes, tuple(wanted) if columns else None)
+        self._columns: tuple[Column, ...] = _guarded(
+            self.names[0], lambda: columns_of(every, self._shapes, tuple(wanted) if columns else None)
+        )
         roots = {column.name.partition(".")[0] for column in self._columns} | {column.name for column in self._columns}
         self._read_names = [name for name in schema.names if name in roots]
 
@@ -138,5 +140,5 @@ def _partitions(names: tuple[str, ...]) -> dict[str, list[Any]]:
 def _guarded(name: str, call: Any) -> Any:
     try:
         return call()
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:  # the last: names that are not UTF-8
         raise DataError(f"{name} cannot be read: {one_line(error)}.") from error

@@ -6,11 +6,14 @@
 
 Example: 0001.jpg, 0001.cls, 0002.jpg, 0002.cls -> two samples, {"image": ..., "label": ...},
 named "s.tar: 0001" and "s.tar: 0002".
-Pickles (.pyd, .pkl, .pth) stay bytes: nothing is unpickled.
+Pickles (.pyd, .pkl, .pth) stay bytes: nothing is unpickled. Nothing is unpacked, either: a member whose name points
+outside of the tar, a link or a device makes its sample an error, and the samples after it are read.
 """
 
 import io
+import lzma
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -47,18 +50,15 @@ class TarSource:
 
     def read(self, part: Slice) -> Iterator[Sample]:
         """Yield the samples of a file, or of a piece of it."""
-        name, group, key = part.items[0], dict[str, Any](), None
+        name, group, key = part.items[0], dict[str, bytes | DataError](), None
         for member, data in self._members(name, part.begin, part.end):
             folder, key_here, extension = _split(member.name)
             if folder + key_here != key:
                 if key is not None:
                     yield self._finished(name, key, group)
                 key, group = folder + key_here, {}
-            if extension in group:
-                raise DataError(
-                    f"{name}: {key} has two members that end in .{extension}: each sample needs its own key."
-                )
-            group[extension] = data
+            twice = f"{name}: {key} has two members that end in .{extension}: each sample needs its own key."
+            group[extension] = DataError(twice) if extension in group else data
         if key is not None:
             yield self._finished(name, key, group)
 
@@ -66,7 +66,7 @@ class TarSource:
         """Return size and time of the file."""
         return self.tree.stamp(part.items[0])
 
-    def _finished(self, name: str, key: str, group: dict[str, bytes]) -> Sample:
+    def _finished(self, name: str, key: str, group: dict[str, bytes | DataError]) -> Sample:
         label = f"{name}: {key}"
         try:
             values = dict(_decoded(label, extension, data) for extension, data in sorted(group.items()))
@@ -89,8 +89,8 @@ class TarSource:
 
     def _members(
         self, name: str, begin: int, end: int, *, with_data: bool = True
-    ) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-        """Yield the files of a tar whose headers lie in [begin, end), with what is in them."""
+    ) -> Iterator[tuple[tarfile.TarInfo, bytes | DataError]]:
+        """Yield the members of a tar whose headers lie in [begin, end), and what is in them, or why it is not read."""
         last = f"offset {begin}"
         with self.tree.open(name) as file:
             try:
@@ -101,9 +101,8 @@ class TarSource:
                         last = member.name
                         if member.isdir():
                             continue
-                        _check(member, name)
-                        yield member, _content(tar, member, name) if with_data else b""
-            except (tarfile.TarError, EOFError, OSError) as error:
+                        yield member, _refused(member, name) or (_content(tar, member, name) if with_data else b"")
+            except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
                 raise DataError(f"{name} is broken after {last}: {one_line(error)}.") from error
 
 
@@ -127,14 +126,14 @@ def _check_end(tar: tarfile.TarFile, name: str) -> None:
         raise DataError(f"{name} is broken at byte {tar.offset}: what should be a member's header is none.")
 
 
-def _check(member: tarfile.TarInfo, name: str) -> None:
-    path = PurePosixPath(member.name)
+def _refused(member: tarfile.TarInfo, name: str) -> DataError | None:
+    """Return why a member is not read: a name that is not inside the tar, or no plain file."""
+    label, path = f"{name}: {''.join(_split(member.name)[:2])}", PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
-        raise DataError(
-            f"{name} has a member named {member.name!r}, which points outside: shoal does not read such a file."
-        )
-    if not member.isreg():
-        raise DataError(f"{name}: member {member.name!r} is a link or a device, not a file.")
+        return DataError(f"{label}: its name {member.name!r} points outside of the tar. Such members are not read.")
+    if not member.isreg() or member.issparse():  # a sparse one of a kilobyte may be a terabyte of zeros
+        return DataError(f"{label}: {member.name!r} is a link, a device or sparse. Only plain files are read.")
+    return None
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
@@ -153,8 +152,10 @@ def _split(name: str) -> tuple[str, str, str]:
     return folder + slash, key, extension.lower()
 
 
-def _decoded(label: str, extension: str, data: bytes) -> tuple[str, Any]:
+def _decoded(label: str, extension: str, data: bytes | DataError) -> tuple[str, Any]:
     """Return a member's column and value."""
+    if isinstance(data, DataError):
+        raise data
     stem, _, kind = extension.rpartition(".")
     if f".{kind}" in IMAGE_EXTENSIONS:
         return stem or "image", data
@@ -163,7 +164,7 @@ def _decoded(label: str, extension: str, data: bytes) -> tuple[str, Any]:
         return extension or "data", data
     try:
         return stem or {"cls": "label"}.get(kind, kind), decode(data)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # NumPy's reader of headers alone raises half a dozen kinds
         raise DataError(f"{label}: .{extension} is not what its name says: {one_line(error)}.") from None
 
 

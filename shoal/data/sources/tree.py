@@ -54,16 +54,32 @@ class LocalTree:
         return Path(self.root).name
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every file, sorted by name."""
+        """Return the bytes of every file, sorted by name; 0 of a link to nothing, which is an error when it is read."""
         found = {}
         for folder, folders, files in os.walk(self.root, followlinks=True):
             folders[:] = [name for name in folders if not name.startswith(".")]
             inside = os.path.relpath(folder, self.root).replace(os.sep, "/")
             prefix = "" if inside == "." else f"{inside}/"
+            self._refuse_loops(prefix, folders)
             for name in files:
                 if not name.startswith("."):
-                    found[prefix + name] = self.size(prefix + name)
+                    found[prefix + name] = self._size_or_0(prefix + name)
         return dict(sorted(found.items()))
+
+    def _refuse_loops(self, prefix: str, folders: list[str]) -> None:
+        """Raise where a link leads to a folder above itself: its files would be there again and again."""
+        for name in folders:
+            path = self.path(prefix + name)
+            if os.path.islink(path) and f"{os.path.realpath(self.path(prefix))}/".startswith(  # noqa: PTH114
+                f"{os.path.realpath(path)}/"
+            ):
+                raise ConfigError(f"{prefix}{name} is a link to a folder above itself. Remove the link.")
+
+    def _size_or_0(self, name: str) -> int:
+        try:
+            return self.size(name)
+        except DataError:
+            return 0
 
     def path(self, name: str) -> str:
         """Return the file's path."""

@@ -1,5 +1,6 @@
 """What every source keeps to, whatever its format."""
 
+import contextlib
 import json
 import multiprocessing
 import pickle
@@ -181,6 +182,21 @@ def test_a_file_that_is_cut_off_is_an_error_that_names_it(name: str, tmp_path: P
         assert str(tmp_path) not in said
         assert said.endswith(".")
         assert "\n" not in said
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyarrow's, of CSV that is not UTF-8
+@pytest.mark.parametrize("name", [name for name in ON_DISK if name not in ("hdf5", "lmdb", "zarr2", "zarr3")])
+def test_damage_anywhere_is_read_or_an_error_of_shoals_own(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name](tmp_path)
+    file, draw = made.files[0], np.random.default_rng(3)
+    written = file.read_bytes()
+    for _ in range(15):
+        damaged = bytearray(written)
+        for place in draw.integers(0, [min(len(written), 400), len(written)], (2, 2)).ravel().tolist():
+            damaged[place] = int(draw.integers(0, 256))
+        file.write_bytes(damaged)
+        with contextlib.suppress(DataError, ConfigError):
+            read_slices(open_source(made.src, **made.options), 100)
 
 
 @pytest.mark.parametrize("name", ON_DISK)

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.data.sources.find import open_source
 from shoal.data.sources.source import Sample, Source
 from tests.data.sources.beton_file import write_beton
-from tests.data.sources.made import JPEGS, NUM_ROWS, X, Y
+from tests.data.sources.made import NUM_ROWS, X, Y
 
 
 def everything(source: Source) -> list[Sample]:
@@ -28,57 +27,19 @@ def errors(source: Source) -> list[str]:
     return [str(values) for _, values in everything(source) if isinstance(values, DataError)]
 
 
-def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-@pytest.mark.parametrize("name", ["../evil.jpg", "a/../../evil.jpg", "/etc/evil.jpg"])
-def test_a_tar_with_names_that_point_outside_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    source = open_source(tar_of(tmp_path / "bad.tar", ("0.jpg", JPEGS[0]), (name, JPEGS[1])))
-    with pytest.raises(DataError, match=rf"bad.tar has a member named '{name}', which points outside"):
-        everything(source)
-    with pytest.raises(DataError, match="points outside"):
-        source.slices(1)
-
-
-def test_a_link_in_a_tar_is_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
-        member = tarfile.TarInfo("0.jpg")
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(member)
-    with pytest.raises(DataError, match=r"member '0.jpg' is a link"):
-        everything(open_source(tmp_path / "bad.tar"))
-
-
-def test_a_tar_without_its_end_mark_or_with_a_spoiled_header_is_named(tmp_path: Path) -> None:
-    path = tar_of(tmp_path / "cut.tar", *((f"{row}.jpg", data) for row, data in enumerate(JPEGS)))
-    written = path.read_bytes()
-    path.write_bytes(written[: 1024 * 4])  # four members whole, and nothing after
-    with pytest.raises(DataError, match=r"cut.tar has no end mark after its last member"):
-        everything(open_source(path))
-    path.write_bytes(written[:2048] + b"spoiled" + written[2055:])
-    with pytest.raises(DataError, match=r"cut.tar is broken at byte 2048"):
-        everything(open_source(path))
-
-
-def test_members_of_a_tar_are_what_their_extensions_say_and_pickles_stay_closed(tmp_path: Path) -> None:
-    evil = pickle.dumps({"never": "opened"})
-    path = tar_of(
-        tmp_path / "a.tar", ("k.left.png", b"png"), ("k.json", b'{"a": 1}'), ("k.pyd", evil), ("k.cls", b"oops")
-    )
-    assert errors(open_source(path))[0].startswith("a.tar: k: .cls is not what its name says")
-    path = tar_of(tmp_path / "a.tar", ("d/k.left.png", b"png"), ("d/k.json", b'{"a": 1}'), ("d/k.pyd", evil))
-    [(label, values)] = everything(open_source(path, keys=True))
-    assert label == "a.tar: d/k"
-    assert values == {"left": b"png", "json": '{"a": 1}', "pyd": evil, "key": "d/k"}
-    path = tar_of(tmp_path / "a.tar", ("k.png", b"1"), ("k.png", b"2"))
-    with pytest.raises(DataError, match=r"k has two members that end in .png"):
-        everything(open_source(path))
+def test_a_folder_that_links_to_itself_is_refused_and_links_elsewhere_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/1.txt").write_text("one")
+    tree = tmp_path / "tree"
+    (tree / "a").mkdir(parents=True)
+    (tree / "a/0.txt").write_text("zero")
+    (tree / "b").symlink_to(tmp_path / "outside")
+    assert [label for label, _ in everything(open_source(tree, kind="folder"))] == ["a/0.txt", "b/1.txt"]
+    (tree / "a/dead.txt").symlink_to(tmp_path / "nowhere")
+    assert errors(open_source(tree, kind="folder")) == ["a/dead.txt cannot be read: No such file or directory."]
+    (tree / "a/loop").symlink_to(tree)
+    with pytest.raises(ConfigError, match=r"a/loop is a link to a folder above itself"):
+        open_source(tree, kind="folder")
 
 
 def test_a_pickle_in_lmdb_is_refused_unless_somebody_decodes_it(tmp_path: Path) -> None:
@@ -106,6 +67,37 @@ def test_a_row_that_is_missing_in_a_table_is_named_and_the_others_are_read(tmp_p
     ]
     with pytest.raises(DataError, match="row 6: column 'y' is missing"):
         list(source.read_batches(source.slices(1)[1]))  # type: ignore[attr-defined]
+
+
+def test_text_of_an_arrow_file_that_is_none_is_named_with_its_row(tmp_path: Path) -> None:
+    words = [b"a", b"b\xff", b"c"]
+    offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
+    column = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(words))])
+    table = pa.table({"word": column, "number": [1, 2, 3]})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    found = everything(open_source(tmp_path / "t.arrow"))
+    assert [values for _, values in found if not isinstance(values, DataError)] == [
+        {"word": "a", "number": 1},
+        {"word": "c", "number": 3},
+    ]
+    assert str(found[1][1]).startswith("t.arrow: record batch 0, row 1: ")
+    assert "UTF8" in str(found[1][1])
+
+
+def test_lists_of_an_arrow_file_with_wild_offsets_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    offsets = np.array([0, 2, 1_000_000, 4], np.int32)
+    child = pa.array(np.arange(4))
+    column = pa.Array.from_buffers(pa.list_(pa.int64()), 3, [None, pa.py_buffer(offsets)], children=[child])
+    batch = pa.record_batch({"x": column})
+    with pa.ipc.new_file(tmp_path / "t.arrow", batch.schema) as writer:
+        writer.write_batch(batch)
+    found = everything(open_source(tmp_path / "t.arrow"))
+    assert [label for label, values in found if isinstance(values, DataError)] == [
+        "t.arrow: record batch 0, row 1",
+        "t.arrow: record batch 0, row 2",
+    ]
+    assert found[0][1]["x"].tolist() == [0, 1]  # type: ignore[index]
 
 
 def test_lines_of_a_csv_with_too_many_values_are_named_and_the_others_are_read(tmp_path: Path) -> None:
