@@ -174,7 +174,12 @@ def training_worker(rank: Any, *, rounds: int, steps: int, bucket_mb: float) -> 
             gradients = SharedGradients(
                 model.parameters(), group, bucket_bytes=int(bucket_mb * MB), report_exposed_s=exposed.append
             )
-            return model, gradients.finish
+
+            def run(tokens: Any) -> Any:
+                with gradients.direct():
+                    return model(tokens)
+
+            return run, gradients.finish
 
         sides = {
             "none": side(lambda model: (model, lambda: None)),
