@@ -174,9 +174,10 @@ def training_worker(rank: Any, *, rounds: int, steps: int, bucket_mb: float) -> 
             gradients = SharedGradients(
                 model.parameters(), group, bucket_bytes=int(bucket_mb * MB), report_exposed_s=exposed.append
             )
+            direct = gradients.direct(model)
 
             def run(tokens: Any) -> Any:
-                with gradients.direct():
+                with direct:
                     return model(tokens)
 
             return run, gradients.finish

@@ -3,8 +3,8 @@
 Nearly all bytes of a transformer's gradients are those of linear layers: a product of what came in and what came back.
 torch makes it in fresh memory; copying it from there into the shared buffer costs as much as summing it.
 
-1. While the model runs, calls of `F.linear` with a weight that gradients are summed of go through `_Linear`, which
-   computes what torch computes, by the same products: the same bits.
+1. While the model runs, `forward` of its linear layers is `_Linear`, which computes what torch computes, by the same
+   products: the same bits.
 2. In backward the product for the weight is written into its place in the buffer, and that is returned: as nobody else
    holds it, torch takes it for the gradient as it is.
 3. Where the place is in use (a second micro-batch, a weight that is used twice), or where the gradient itself will be
@@ -14,11 +14,11 @@ Example: 25 linear layers of a GPT, 40 MB of gradients: 8 ms of copying in a bac
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from shoal.sync.torch_private import packs_saved_tensors
 
@@ -26,27 +26,43 @@ Place = Callable[[], torch.Tensor | None]
 """Returns where a gradient may be written, in a view that nobody else holds; None where it may not be now."""
 
 
-class DirectLinear(TorchFunctionMode):
-    """For the length of a `with` block, linear layers with one of the weights (by id) write to its place."""
+class DirectLinear:
+    """For the length of a `with` block, linear layers of `module` write to the places of their weights, told by id.
 
-    def __init__(self, places: Mapping[int, Place]) -> None:
-        super().__init__()
-        self._places = places
+    Layers of other classes, descendants of nn.Linear too, and those with a `forward` of their own are left alone.
+    """
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call `func`, or what stands for it."""
-        if func is F.linear and not kwargs and len(args) >= 2:
-            place = self._places.get(id(args[1]))
-            if place is not None and _is_plain(args[0], args[1]):
-                return _Linear.apply(args[0], args[1], args[2] if len(args) > 2 else None, place)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+    def __init__(self, module: nn.Module, places: Mapping[int, Place]) -> None:
+        self._forwards = {
+            layer: _forward_of(layer, places)
+            for layer in module.modules()
+            if type(layer) is nn.Linear and "forward" not in vars(layer)
+        }
+
+    def __enter__(self) -> None:
+        for layer, forward in self._forwards.items():
+            vars(layer)["forward"] = forward
+
+    def __exit__(self, *_: object) -> None:
+        for layer in self._forwards:
+            vars(layer).pop("forward", None)
+
+
+def _forward_of(layer: nn.Linear, places: Mapping[int, Place]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(source: torch.Tensor) -> torch.Tensor:
+        weight, bias = layer.weight, layer.bias
+        place = places.get(id(weight))
+        if place is None or not _is_plain(source, weight):
+            return F.linear(source, weight, bias)
+        return cast(torch.Tensor, _Linear.apply(source, weight, bias, place))  # type: ignore[no-untyped-call]
+
+    return forward
 
 
 def _is_plain(source: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
-        source.dim() >= 2
+        not torch.compiler.is_compiling()  # which has its own backward
+        and source.dim() >= 2
         and source.dtype == weight.dtype
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")

@@ -73,12 +73,12 @@ class SharedGradients:
         self._buckets: list[_Bucket] = []
         self._lay_out(list(reversed(range(len(self._parameters)))))
         self._begin()
-        self._direct = DirectLinear({id(p): partial(self._place, number) for number, p in enumerate(self._parameters)})
         self._hooks = [self._hook_on(number, parameter) for number, parameter in enumerate(self._parameters)]
 
-    def direct(self) -> DirectLinear:
-        """Return what the model runs in for its linear layers to write gradients into the buffer themselves."""
-        return self._direct
+    def direct(self, module: nn.Module) -> DirectLinear:
+        """Return what `module` runs in for its linear layers to write their gradients into the buffer themselves."""
+        places = {id(parameter): partial(self._place, number) for number, parameter in enumerate(self._parameters)}
+        return DirectLinear(module, places)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:

@@ -65,11 +65,11 @@ class Meeting:
     workers: GroupCollectives | None = None
     """How encoded gradients travel, in a group that the thread that sends them has for itself."""
 
-    def replicas(self, module: nn.Module, *, clock: StepClock, compiles: bool = False) -> Replicas:
+    def replicas(self, module: nn.Module, *, clock: StepClock) -> Replicas:
         """Return this worker's copy of `module`, whose gradients meet those of the others. Called by every worker."""
         size = self.communication.bucket_bytes
         if self.shared is not None:
-            return SharedReplicas(module, self.shared, bucket_bytes=size, clock=clock, compiles=compiles)
+            return SharedReplicas(module, self.shared, bucket_bytes=size, clock=clock)
         hook = AllReduce(on_bucket=clock.note).hook
         if self.feedback is not None:
             assert self.workers is not None

@@ -36,18 +36,17 @@ class Replicas(Protocol):
 class SharedReplicas:
     """Workers of one host, on processors."""
 
-    def __init__(
-        self, module: nn.Module, group: SharedGroup, *, bucket_bytes: int, clock: StepClock, compiles: bool
-    ) -> None:
-        self._module, self._clock, self._compiles = module, clock, compiles
+    def __init__(self, module: nn.Module, group: SharedGroup, *, bucket_bytes: int, clock: StepClock) -> None:
+        self._module, self._clock = module, clock
         with torch.no_grad():
             for tensor in [*module.parameters(), *module.buffers()]:  # as DDP does: all begin with worker 0's
                 group.broadcast(tensor, 0)
         self._gradients = SharedGradients(module.parameters(), group, bucket_bytes=bucket_bytes)
+        self._direct = self._gradients.direct(module)
 
     def __call__(self, *args: Any) -> torch.Tensor:
         """Run the module."""
-        with self._direct():
+        with self._direct:
             return cast(torch.Tensor, self._module(*args))
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -57,10 +56,6 @@ class SharedReplicas:
     def accumulating(self) -> AbstractContextManager[object]:
         """See Replicas."""
         return self._gradients.accumulating()
-
-    def _direct(self) -> AbstractContextManager[object]:
-        """Return what the module runs in; torch.compile has its own backward."""
-        return nullcontext() if self._compiles else self._gradients.direct()
 
     def finish(self) -> None:
         """See Replicas."""

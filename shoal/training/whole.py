@@ -38,7 +38,7 @@ class Whole:
         self._objective = Objective(layout.model, job, carries_loss=carries_loss, compiles=compiles)
         self._replicas: Replicas | None = None
         if self._kind == "ddp":
-            self._replicas = meeting.replicas(self._objective, clock=clock, compiles=compiles)
+            self._replicas = meeting.replicas(self._objective, clock=clock)
 
     def forward_backward(self, pieces: Sequence[Piece], scale: Callable[[Piece], float], step: int) -> Losses:
         """Leave this worker's slices of the global batch's gradient in the parameters."""

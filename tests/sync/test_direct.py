@@ -19,7 +19,7 @@ class Places:
     def __init__(self, model: nn.Module) -> None:
         self.views = {id(p): torch.full_like(p, 7.0) for p in model.parameters()}
         self.given: set[int] = set()
-        self.mode = DirectLinear({key: self._giver(key) for key in self.views})
+        self.mode = DirectLinear(model, {key: self._giver(key) for key in self.views})
 
     def _giver(self, key: int) -> Callable[[], Tensor | None]:
         def give() -> Tensor | None:
@@ -123,11 +123,66 @@ def test_gradients_can_themselves_be_differentiated() -> None:
 
 
 def test_other_weights_other_dtypes_and_evaluation_are_left_alone() -> None:
-    model, places = Net(), Places(Net())
+    model = Net()
+    places = Places(model)
     x = torch.randn(5, 12)
     with places.mode, torch.no_grad():
         assert torch.equal(model(x), F.linear(torch.tanh(model.first(x)), model.second.weight))
+    with places.mode, torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(x)
+    assert low.dtype == torch.bfloat16
+    low.sum().backward()
+    model.first.weight = nn.Parameter(model.first.weight.detach().clone())
+    gradients(model, x, places.mode)
+    assert places.given == {id(model.second.weight)}
+
+
+def test_layers_that_are_not_plainly_torchs_are_left_alone() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.doubled, self.own, self.normed = Doubled(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+            self.own.forward = lambda x: -x * self.own.weight.sum()  # type: ignore[method-assign, assignment]
+            nn.utils.parametrizations.weight_norm(self.normed)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.normed(self.own(self.doubled(x)))  # type: ignore[no-any-return]
+
+    model, x = Mixed(), torch.randn(5, 3)
+    expected = [gradient.clone() for gradient in gradients(model, x)]
+    places = Places(model)
+    assert all(map(torch.equal, gradients(model, x, places.mode), expected))
     assert not places.given
-    own = Places(model)
-    with own.mode, torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(x).dtype == torch.bfloat16
+    assert "forward" in vars(model.own)
+
+
+def test_outside_the_block_a_layer_is_as_it_was() -> None:
+    model = Net()
+    before = {name: dict(vars(layer)) for name, layer in model.named_modules()}
+    with pytest.raises(ValueError, match="amiss"), Places(model).mode:
+        raise ValueError("amiss")
+    assert {name: dict(vars(layer)) for name, layer in model.named_modules()} == before
+
+
+@pytest.mark.parametrize("part", ["whole", "layer"])
+def test_what_torch_compiles_keeps_the_backward_that_torch_makes_for_it(part: str) -> None:
+    model, x = Net(), torch.randn(5, 12)
+    expected = [gradient.clone() for gradient in gradients(model, x)]
+    places = Places(model)
+    if part == "whole":
+        run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    else:
+        model.first.compile(backend="aot_eager", fullgraph=True)
+        run = model
+    with places.mode:
+        loss = run(x).square().sum()
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss.backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True) if one is not None)
+    assert places.given == (set() if part == "whole" else {id(model.second.weight)})
