@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--waking", action="store_true")
     parser.add_argument("--rounds", type=int, help="by default 21, and 60 of --training")
     parser.add_argument("--steps", type=int, default=1, help="of a side in a round of --training")
-    parser.add_argument("--bucket-mb", type=float, default=16.0)
+    parser.add_argument("--bucket-mb", type=float, default=4.0)
     parser.add_argument("--mpi-worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (60 if arguments.training else 21)

@@ -27,8 +27,8 @@ from shoal.spec.plan import Plan
 
 BUCKET_BYTES = 25 * 1024 * 1024
 """DDP's default bucket_cap_mb."""
-SHARED_BUCKET_BYTES = 16 << 20
-"""Of gradients in shared memory: no latency to speak of, and a sum drives what backward uses out of the caches."""
+SHARED_BUCKET_BYTES = 4 << 20
+"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
 
 
 class Held(NamedTuple):
