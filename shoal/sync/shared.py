@@ -2,8 +2,8 @@
 
 1. All gradients lie in one shared buffer (one for each dtype), in the order in which backward makes them ready: reverse
    registration in the first step, then worker 0's order of that step.
-2. As soon as a gradient is ready it is copied into the buffer, hot from the cache, and `p.grad` becomes a view of it.
-   The memory that backward took for it is free for the next gradient at once, so the copy costs next to nothing.
+2. Linear layers write the gradients of their weights there (direct.py). As soon as any other is ready it is copied into
+   the buffer, hot from the cache, and `p.grad` becomes a view of it.
 3. When all gradients of a bucket are there, this worker says so to the others. It never waits inside backward: whenever
    it comes by and finds that all others have said so too, it adds up its slice of the bucket.
 4. `finish` does what is left and waits for the others. Then every `p.grad` holds the sum, with no copy back.
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from shoal.comm.shm.buffer import SharedBuffer
 from shoal.comm.shm.group import SharedGroup
 from shoal.core.errors import JobError
 from shoal.native.memory import copy
+from shoal.sync.direct import DirectLinear
 
 _ALIGNED = 64  # elements: a gradient begins on a line of the cache of its own
 
@@ -72,6 +74,11 @@ class SharedGradients:
         self._lay_out(list(reversed(range(len(self._parameters)))))
         self._begin()
         self._hooks = [self._hook_on(number, parameter) for number, parameter in enumerate(self._parameters)]
+
+    def direct(self, module: nn.Module) -> DirectLinear:
+        """Return what `module` runs in for its linear layers to write their gradients into the buffer themselves."""
+        places = {id(parameter): partial(self._place, number) for number, parameter in enumerate(self._parameters)}
+        return DirectLinear(module, places)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -118,9 +125,17 @@ class SharedGradients:
 
         return parameter.register_post_accumulate_grad_hook(on_gradient)
 
+    def _place(self, number: int) -> torch.Tensor | None:
+        """Return where the gradient of a parameter goes, unless there is one already, or one is on its way."""
+        if self._is_taken[number] or self._parameters[number].grad is not None:
+            return None
+        self._is_taken[number] = True
+        return self._views[number].view_as(self._views[number])
+
     def _bring(self, number: int, parameter: torch.Tensor) -> None:
         """Make the gradient of `parameter` a view of the buffer, if it is not one yet."""
         gradient, view = parameter.grad, self._views[number]
+        self._is_taken[number] = False
         if gradient is None:
             return
         if gradient.layout != torch.strided:
@@ -173,6 +188,7 @@ class SharedGradients:
     def _begin(self) -> None:
         """Be ready for the next step."""
         self._is_ready = [False] * len(self._parameters)
+        self._is_taken = [False] * len(self._parameters)
         self._order: list[int] = []
         # The last bucket, which tells the uses, is nobody's to complete but finish's.
         self._unready = [len(bucket.members) or 1 for bucket in self._buckets]
