@@ -2,7 +2,7 @@
 
 1. Made once, in --folder: 4,000 JPEGs of about 450x350, 200M uint16 tokens, 1 GB of rows of 128 float32; each packed.
 2. `shoal bench loaders` on each, with every loader that is installed; --python NAME=PATH says where others are.
-3. The tables, and each ratio beside what issue 6 asks for.
+3. The tables, and each ratio beside its bar.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 2. Rounds: each writer writes everything once in each, in an order that is turned round every time, in a process of its
    own. What was written before has reached the disk when a turn begins; imports are not counted; no writer waits for
    the disk. MosaicML's stops after --write-seconds.
-3. A figure is the median over rounds: samples a second, and bytes on the disk a sample. Issue 6 asks for "at least as
-   fast as FFCV's writer and MosaicML's".
+3. A figure is the median over rounds: samples a second, and bytes on the disk a sample. The bar is to be
+   at least as fast as FFCV's writer and MosaicML's.
 
 shoal cuts JPEGs into segments and checksums every byte; FFCV encodes JPEGs anew; MosaicML's copies bytes. `plain` is
 shoal with --restart-blocks 0: it copies and checksums the bytes.
