@@ -16,6 +16,7 @@ up its half of 0 to 2 while it computes gradients of bucket 4; worker 1 finds al
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,12 +119,18 @@ class SharedGradients:
         self._hooks = []
 
     def _hook_on(self, number: int, parameter: Any) -> Any:
+        itself = weakref.ref(self)  # torch keeps hooks where Python's collector does not look: all would stay for ever
+
         def on_gradient(parameter: torch.Tensor) -> None:
-            self._bring(number, parameter)
-            if not self._is_accumulating:
-                self._note_ready(number)
+            if (gradients := itself()) is not None:
+                gradients._on_gradient(number, parameter)
 
         return parameter.register_post_accumulate_grad_hook(on_gradient)
+
+    def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        self._bring(number, parameter)
+        if not self._is_accumulating:
+            self._note_ready(number)
 
     def _place(self, number: int) -> torch.Tensor | None:
         """Return where the gradient of a parameter goes, unless there is one already, or one is on its way."""

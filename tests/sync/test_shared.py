@@ -168,10 +168,11 @@ def mistakes(rank: Rank) -> list[str]:
         said.append(str(twice.value))
         gradients.close()
         table = nn.Embedding(8, 4, sparse=True)
-        SharedGradients(table.parameters(), group, bucket_bytes=1)
+        gradients = SharedGradients(table.parameters(), group, bucket_bytes=1)
         with pytest.raises(JobError) as sparse:
             table(torch.tensor([1])).sum().backward()
         said.append(str(sparse.value))
+        gradients.close()
     return said
 
 
