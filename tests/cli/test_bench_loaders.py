@@ -155,30 +155,6 @@ def test_a_library_that_is_missing_is_named() -> None:
     assert worker.look(SimpleNamespace(MODULES=("json",), PACKAGE="no-such-package")) == {"version": ""}
 
 
-def test_a_side_stands_still_between_its_turns_and_is_gone_at_the_end(packs: dict[str, Path], tmp_path: Path) -> None:
-    task = asked(packs["rows"])
-    exported(packs["rows"], task, tmp_path / "sample")
-    side = Side(PYTHON, "torch_batched", task, tmp_path / "sample", tmp_path)
-    number = side._talk.pid
-    try:
-        assert state_of(number) == "T"
-        assert side.turn(warm_s=0.01, seconds=0.05, watch=True) > 0
-        assert state_of(number) == "T"
-        assert side.first_batch_s > 0
-        assert side.memory_bytes > 1_000_000
-    finally:
-        side.end()
-    side.end()
-    with pytest.raises(ProcessLookupError):
-        os.kill(number, 0)
-
-
-def state_of(process: int) -> str:
-    """Return the kernel's letter; a stop takes a moment to be seen by all threads."""
-    os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOWAIT)
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_what_a_loader_said_last_is_the_reason_that_it_is_left_out(tmp_path: Path, packs: dict[str, Path]) -> None:
     task = asked(packs["rows"])
     exported(packs["rows"], task, tmp_path / "sample")

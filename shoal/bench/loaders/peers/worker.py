@@ -9,11 +9,13 @@
 What libraries print goes to stderr; stdout is for these answers only.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from typing import Any, TextIO
 
 FOLDER = Path(__file__).resolve().parent
 _LEAST_BATCHES = 3
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def stand_alone() -> None:
@@ -117,6 +120,15 @@ def _answers() -> TextIO:
     return ours
 
 
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process with its parent: one that is stopped (SIGSTOP) would wait for ever.
+
+    Its children, stopped as well, then belong to nobody, and the kernel sends SIGHUP to such.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(what: str, name: str, text: str = "{}", sample_folder: str = "", folder: str = "") -> None:
     """Do what the command line says."""
     answers = _answers()
@@ -140,6 +152,7 @@ def main(what: str, name: str, text: str = "{}", sample_folder: str = "", folder
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.path.pop(0)  # this folder: its names are not meant for the libraries
     if sys.argv[2] not in ("shoal_loader", "c_gather"):
         stand_alone()
