@@ -50,13 +50,13 @@ class Permutation:
     def __init__(self, num_samples: int, *, seed: int, epoch: int, group: int | None = None) -> None:
         assert 0 < num_samples < 2**62, num_samples
         self._n = num_samples
-        self._a = _ceil_sqrt(num_samples)
-        self._b = -(-num_samples // self._a)
-        self._keys = _keys(seed, epoch, group, rounds=_ROUNDS_FEW if num_samples < _FEW else _ROUNDS)
+        side = _ceil_sqrt(num_samples)
+        self.grid = side, -(-num_samples // side)
+        self.keys = _keys(seed, epoch, group, rounds=_ROUNDS_FEW if num_samples < _FEW else _ROUNDS)
 
     def __call__(self, positions: Indices) -> Indices:
         """Return the sample at each of `positions`, which lie in [0, num_samples)."""
-        samples = permute(positions, num_samples=self._n, grid=(self._a, self._b), keys=self._keys)
+        samples = permute(positions, num_samples=self._n, grid=self.grid, keys=self.keys)
         return self.plainly(positions) if samples is None else samples
 
     def plainly(self, positions: Indices) -> Indices:
@@ -69,9 +69,9 @@ class Permutation:
         return samples.astype(np.int64)
 
     def _rounds(self, points: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        a, b = np.uint64(self._a), np.uint64(self._b)
+        a, b = map(np.uint64, self.grid)
         left, right = points // b, points % b
-        for number, key in enumerate(self._keys):
+        for number, key in enumerate(self.keys):
             if number % 2 == 0:
                 left = (left + mix(right ^ key) % a) % a
             else:

@@ -134,6 +134,15 @@ class View:
             return None
         return GatheredSamples(found, self._tokens.starts if isinstance(self._tokens, Windows) else self._starts)
 
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether samples are windows or rows of tokens, and not rows of the pack."""
+        return self._tokens is not None
+
+    def moved_to(self, pack: Pack) -> "View":
+        """Return the same view of a copy of the pack."""
+        return View(pack, **self._options)
+
     def transformed(self, transform: Callable[..., Any]) -> "View":
         """Return the same view with a transform."""
         if self._transform is not None:

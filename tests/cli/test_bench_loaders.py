@@ -88,7 +88,7 @@ def test_rows_and_tokens_are_exported_as_they_are(packs: dict[str, Path], tmp_pa
     assert np.array_equal(few.values, np.arange(600, dtype=np.uint16))
 
 
-@pytest.mark.skipif(not jpeg.available(), reason="shoal was built without libjpeg-turbo")
+@pytest.mark.skipif(not jpeg.available(), reason="shoal was installed without its C part")
 def test_images_are_exported_without_restart_markers_and_with_the_same_pixels(
     packs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -45,18 +45,6 @@ class GatheredSamples:
     starts: NDArray[np.int64]
 
 
-class _Rounds(Permutation):
-    """What C needs to know of an order."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self._a, self._b
-
-    @property
-    def keys(self) -> NDArray[np.uint64]:
-        return self._keys
-
-
 class RingFeed:
     """The batches of `steps`. `load` loads one that C has refused, to say what is wrong with it."""
 
@@ -78,7 +66,7 @@ class RingFeed:
         self._threads, self._prefetch, self._pace, self._timeout_s = threads, prefetch, pace, timeout_s
         first, last = _part(schedule, 0), _part(schedule, self._per_epoch - 1)
         self._counts = first[1] - first[0], last[1] - last[0]
-        rounds = self._rounds(0) if order.is_shuffled else None
+        permutation = self._permutation(0) if order.is_shuffled else None
         self._ring = Ring(
             [column.column for column in samples.columns],
             RingSchedule(
@@ -88,8 +76,8 @@ class RingFeed:
                 part=first,
                 last_part=last,
                 steps=steps,
-                grid=rounds.grid if rounds else None,
-                num_keys=len(rounds.keys) if rounds else 0,
+                grid=permutation.grid if permutation else None,
+                num_keys=len(permutation.keys) if permutation else 0,
                 starts=samples.starts,
             ),
         )
@@ -136,12 +124,12 @@ class RingFeed:
                 raise DataError(f"the dataset has delivered nothing for {self._timeout_s:g} s (timeout_s).")
         return None if slot == FAILED else slot
 
-    def _rounds(self, epoch: int) -> _Rounds:
-        return _Rounds(self._order.num_samples, seed=self._order.seed, epoch=epoch)
+    def _permutation(self, epoch: int) -> Permutation:
+        return Permutation(self._order.num_samples, seed=self._order.seed, epoch=epoch)
 
     def _tell_keys(self, epoch: int) -> None:
         if self._order.is_shuffled:
-            self._ring.set_keys(epoch, self._rounds(epoch).keys)
+            self._ring.set_keys(epoch, self._permutation(epoch).keys)
 
     def _keep_pace(self) -> None:
         """Have as much gathered ahead as the pace says now."""

@@ -8,17 +8,12 @@ from numpy.typing import NDArray
 from shoal.core.errors import DataError
 from shoal.data.pack.infer import is_image
 from shoal.data.pack.schema import Flat
+from shoal.native import jpeg
 from shoal.native.jpeg_restart import Cuts, transcode_left
-from shoal.native.library import library
 
 _SOS = 0xDA
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _JPEG = b"\xff\xd8"
-
-
-def can_cut() -> bool:
-    """Return whether JPEGs can get restart segments: not where shoal was installed without a C compiler."""
-    return library() is not None
 
 
 class EncodedImages:
@@ -26,7 +21,7 @@ class EncodedImages:
 
     def __init__(self, images: Sequence[bytes], restart_blocks: int) -> None:
         self._images, self.errors = images, dict[int, DataError]()
-        self._cuts = Cuts(images, restart_blocks) if restart_blocks > 0 and can_cut() else None
+        self._cuts = Cuts(images, restart_blocks) if restart_blocks > 0 and jpeg.available() else None
         left = range(len(images)) if self._cuts is None else self._cuts.left
         for at in left:
             try:

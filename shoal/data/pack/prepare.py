@@ -12,11 +12,11 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.units import format_bytes
 from shoal.data.pack.compression import Asked, block_rows, check_asked, choose
 from shoal.data.pack.encode import Sample, encode_rows
-from shoal.data.pack.image import can_cut
 from shoal.data.pack.infer import choose_columns, infer_columns
 from shoal.data.pack.schema import Column
 from shoal.data.pack.work import Group, size_of
 from shoal.data.storage import measure_storage
+from shoal.native import jpeg
 
 _INFER_SAMPLES = 64
 _SAMPLES = 4096
@@ -99,7 +99,7 @@ def with_restarts(columns: Sequence[Column], restart_blocks: int, say: Say) -> t
     """Return the columns, the images with restart segments if that was asked for and can be done."""
     if restart_blocks <= 0 or not any(column.kind == "image" for column in columns):
         return tuple(columns)
-    if not can_cut():
+    if not jpeg.available():
         say("images: as they are. shoal was installed without its C part, so JPEGs get no restart segments.")
         return tuple(columns)
     extra = {"index": True, "restart_blocks": restart_blocks}

@@ -12,10 +12,9 @@ from shoal.data.view import View
 
 def moved_view(view: View, staged: Staged) -> View:
     """Return the same samples as `view` gives, read from the copy; no part is waited for before it is read."""
-    remake, (_, options) = view.__reduce__()
     where = _Where(view.pack.path, staged)
     pack = Pack(staged.path, locate=where)
-    moved: View = remake(pack, options)
+    moved = view.moved_to(pack)
     assert moved.num_samples == view.num_samples, (moved.num_samples, view.num_samples)
     pack.close()  # what was read to make the view (where documents begin) was read at the source
     where.is_moved = True
@@ -27,9 +26,8 @@ def first_samples(view: View) -> Indices:
 
     Of tokens about: by how many of them each part has.
     """
-    _, (_, options) = view.__reduce__()
     manifest = view.pack.manifest
-    if not options["window"]:
+    if not view.is_of_tokens:
         return np.array(manifest.first_rows, dtype=np.int64)
     names = [column.name for column in manifest.columns if column.kind == "tokens"]
     counts = [sum(part.num_values[name] for name in names) for part in manifest.parts]

@@ -19,7 +19,6 @@ from PIL import Image
 from shoal.cli.main import main
 from shoal.data.loader import Loader
 from shoal.data.loading.crops import ImageOptions, boxes_of
-from shoal.data.pack.image import can_cut
 from shoal.data.pack.reader import Pack
 from shoal.native import jpeg
 
@@ -126,7 +125,7 @@ def test_what_is_packed_has_pillows_pixels_bit_for_bit(name: str, files: Path, p
     image, index = stored(packed, name)
     np.testing.assert_array_equal(pillow_of(image), pillow(files / name), "the file that is stored")
     np.testing.assert_array_equal(jpeg.decode(image, index), pillow(files / name), "what shoal decodes of it")
-    assert bool(index) == (name in CUT and can_cut())
+    assert bool(index) == (name in CUT and jpeg.available())
 
 
 def pillow_of(encoded: bytes) -> Pixels:

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from shoal.core.errors import DataError
-from shoal.data.pack.image import can_cut
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.writer import pack
+from shoal.native.jpeg import available
 from tests.data.pack.sources import files_of, jpeg
 
-needs_native = pytest.mark.skipif(not can_cut(), reason="shoal was installed without its C part")
+needs_native = pytest.mark.skipif(not available(), reason="shoal was installed without its C part")
 
 
 def pixels(encoded: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
