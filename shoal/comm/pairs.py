@@ -4,8 +4,8 @@
    little it sends, with all that the engine and Python add to it.
 2. Both send each other ever more, until it takes a while: what each sends in that time is the rate, in one direction,
    while the other is as busy. So do the steps of an all-reduce.
-3. All workers send messages of 8 bytes at the same time, each to another one in every step. What that takes beyond
-   the latency, shared among the messages, is what a crowd costs: nearly nothing where every host has its own cores.
+3. All workers sum 8 bytes by recursive doubling, call after call, as training does. What a step takes beyond the
+   latency, shared among its messages, is what a crowd costs: nearly nothing where every host has its own cores.
 4. The first of the two keeps the time and says what comes next, so that both stop together; all workers then learn
    the figures by a sum in which everybody else has zeros.
 
@@ -15,16 +15,16 @@ measure the link between hosts in another half, while the others wait for the su
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 
 import torch
 
-from shoal.comm.algorithms.recursive_doubling import recursive_doubling
+from shoal.comm.algorithms.recursive_doubling import all_reduce_steps, recursive_doubling
 from shoal.comm.algorithms.run import run
-from shoal.comm.algorithms.steps import Message, Schedule, Step, Steps
+from shoal.comm.algorithms.steps import Message, Step, Steps
 from shoal.comm.algorithms.wire import Wire
 from shoal.core.errors import ConfigError
 from shoal.spec.device import Link
@@ -117,23 +117,34 @@ def _in_crowd(link: Link | None, crowded_s: float, workers: int) -> Link | None:
 
 
 def _crowded_s(wire: Wire, seconds: float) -> float:
-    """Return the time in which all workers send small messages, each to another one. What worker 0 returns counts."""
-    return _run_s(_all_at_once, wire, seconds) / _ROUNDS if wire.count > 1 else 0.0
+    """Return the time of a step in which all workers send small messages. What worker 0 returns counts.
+
+    Call after call, each with all that a call costs: inside one long run nobody ever falls asleep, and a crowd of
+    sleepers that must be woken one by one costs three times as much.
+    """
+    if wire.count == 1:
+        return 0.0
+
+    def calls(message: torch.Tensor) -> None:
+        for _ in range(_ROUNDS):
+            recursive_doubling(message, wire)
+
+    return _median_s(calls, wire, seconds) / (_ROUNDS * len(all_reduce_steps(0, wire.count, 1)))
 
 
 def _latency_s(pair: Wire, seconds: float) -> float:
     """Return half the time of a message to and fro. What worker 0 returns counts."""
-    return _run_s(_to_and_fro, pair, seconds) / (2 * _ROUNDS)
+    return _median_s(lambda message: run(_to_and_fro, message, pair), pair, seconds) / (2 * _ROUNDS)
 
 
-def _run_s(schedule: Schedule, wire: Wire, seconds: float) -> float:
-    """Return what a run of `schedule` with 8 bytes takes, the median of those of `seconds`, three at least."""
+def _median_s(call: Callable[[torch.Tensor], None], wire: Wire, seconds: float) -> float:
+    """Return what `call` with 8 bytes takes, the median of those of `seconds`, three at least."""
     message, times = torch.zeros(1, dtype=torch.int64), list[float]()
-    run(schedule, message, wire)
+    call(message)
     end_s = time.perf_counter() + seconds
     while True:
         begin_s = time.perf_counter()
-        run(schedule, message, wire)
+        call(message)
         times.append(time.perf_counter() - begin_s)
         if not _agreed(int(begin_s < end_s or len(times) < 3), wire):
             return median(times)
@@ -168,14 +179,6 @@ def _to_and_fro(index: int, _count: int, numel: int) -> Steps:
     message = (Message(1 - index, 0, numel),)
     turns = [Step(sends=message), Step(receives=message)]
     return (turns if index == 0 else turns[::-1]) * _ROUNDS
-
-
-def _all_at_once(index: int, count: int, numel: int) -> Steps:
-    """Each to the worker 1, 2, 3 ... away, so that nobody gets ahead of any other."""
-    away = [1 + turn % (count - 1) for turn in range(_ROUNDS)]
-    return [
-        Step((Message((index + far) % count, 0, numel),), (Message((index - far) % count, 0, numel),)) for far in away
-    ]
 
 
 def _both_ways(index: int, _count: int, numel: int) -> Steps:

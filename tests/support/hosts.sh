@@ -27,6 +27,15 @@ limit() { # DEVICE RATE [COMMAND that runs tc inside the namespace ...]
   "$@" tc qdisc replace dev "$device" root tbf rate "$rate" burst "$burst" limit 512kb
 }
 
+# What a link carries is received by one processor: two would overtake each other, and TCP takes packets out of order for
+# lost ones, sends them again, and slows down. A real adapter has a queue for each connection.
+in_order() { # INTERFACE PROCESSOR [COMMAND ...]
+  local setting=/sys/class/net/$1/queues/rx-0/rps_cpus mask
+  mask=$(printf '%x' $((1 << $2)))
+  shift 2
+  "$@" sh -c "[ ! -e $setting ] || echo $mask >$setting"
+}
+
 shape() { # RATE
   for i in $(seq "$count"); do
     limit eth0 "$1" ip netns exec "${name}h$i"
@@ -35,7 +44,9 @@ shape() { # RATE
 }
 
 up() { # RATE SUBNET
-  local rate=$1 subnet=$2 i k host
+  local rate=$1 subnet=$2 i k host cpus
+  cpus=$(nproc --all)
+  cpus=$((cpus < 32 ? cpus : 32)) # as many as one number of the mask has bits
   # nf_call_*: frames on the bridge are none of the machine's firewall's business
   ip link add "${name}b" type bridge stp_state 0 forward_delay 0 nf_call_iptables 0 nf_call_ip6tables 0
   ip addr add "$subnet.254/24" dev "${name}b"
@@ -60,6 +71,8 @@ up() { # RATE SUBNET
     ip -n "$host" link set eth0 up
     # bbr leaves part of a slow link idle behind a token bucket
     ip netns exec "$host" sysctl -qw net.ipv4.tcp_congestion_control=reno
+    in_order "${name}v$i" $((i % cpus))
+    in_order eth0 $((i % cpus)) ip netns exec "$host"
   done
   shape "$rate"
 }
