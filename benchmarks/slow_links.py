@@ -3,7 +3,7 @@
     python benchmarks/slow_links.py [--workers 4] [--rates 1gbit 100mbit] [--json FILE]
 
 Hosts are network namespaces of this machine with shaped links (tests/support/hosts.py), so it needs root, and Linux. It
-takes about 6 minutes. For each size: the seconds of every algorithm (the slowest worker's; the median of rounds in
+takes about 7 minutes. For each size: the seconds of every algorithm (the slowest worker's; the median of rounds in
 which they take turns), its prediction, whether the planner's choice is the fastest measured or within 5% of it, and how
 far ring and halving-doubling are from 2 (p-1)/p n / bandwidth.
 """
@@ -21,7 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: tests/ is
 
 SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 NOISE = 0.05
+JAMS, JAM_BYTES = ("naive", "tree"), 128 << 10
+"""Where several workers send that much to one, the queue of its link overflows, and the connections are slower for many
+calls after: these are measured last."""
 SLOW_BYTES = 16 << 20
+"""There these take three times as long as others, minutes in all, and cannot be the fastest: they are left out."""
 BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
 TIMEOUT_S = 300.0
 NAMES = ("naive", "tree", "ring", "halving-doubling", "recursive-doubling")
@@ -88,22 +92,26 @@ def work(host: str, port: int, workers: int, index: int, sizes: list[int]) -> No
         functions = {name: (lambda tensor, f=ALL_REDUCE[name]: f(tensor, wire)) for name in NAMES}
         functions["gloo"] = dist.all_reduce
         links = [measure_links(wire, gather_hosts(wire, timeout_s=60)).between for _ in range(3)]
-        seconds = {}
-        for size in sizes:
-            tensor = torch.zeros(size // 4)
-            # What takes three times as long as others would take minutes, and cannot be the fastest.
-            slow = ("naive", "tree") if size >= SLOW_BYTES else ()
-            seconds[size] = turns({name: call for name, call in functions.items() if name not in slow}, tensor)
+        seconds = {
+            size: turns({name: call for name, call in functions.items() if size < JAM_BYTES or name not in JAMS}, size)
+            for size in sizes
+        }
+        for size in sizes:  # the others are done: nothing comes after the jam
+            if JAM_BYTES <= size < SLOW_BYTES:
+                seconds[size] |= turns({name: functions[name] for name in JAMS}, size)
     if index == 0:
         names = ("latency_s", "bytes_per_s", "crowd_s")
         link = {name: statistics.median(getattr(link, name) for link in links if link) for name in names}
         print(json.dumps({"link": link, "seconds": seconds}))
 
 
-def turns(functions: dict[str, Any], tensor: Any) -> dict[str, float]:
-    """Return the seconds of each function on `tensor`, all of which take turns."""
+def turns(functions: dict[str, Any], size: int) -> dict[str, float]:
+    """Return the seconds of each function on a tensor of `size` bytes; all take turns."""
+    import torch
+
+    tensor = torch.zeros(size // 4)
     rough = {name: timed(function, tensor, calls=2) for name, function in functions.items()}
-    rounds = 9 if tensor.numel() <= 1 << 18 else 3
+    rounds = 25 if size < JAM_BYTES else 9 if size <= 1 << 20 else 3
     calls = {name: max(1, min(30, round(0.1 / seconds))) for name, seconds in rough.items()}
     times = [
         {name: timed(function, tensor, calls[name]) for name, function in functions.items()} for _ in range(rounds)
@@ -112,16 +120,10 @@ def turns(functions: dict[str, Any], tensor: Any) -> dict[str, float]:
 
 
 def timed(function: Any, tensor: Any, calls: int) -> float:
-    """Return the seconds of one of `calls` calls, until the last worker has done them; the same on all workers.
-
-    A call that is not timed goes before: where several workers send to one, as naive and tree do, the queue of its link
-    overflows, and the connections are slower for a while.
-    """
+    """Return the seconds of one of `calls` calls, until the last worker has done them; the same on all workers."""
     import torch
     import torch.distributed as dist
 
-    if tensor.nbytes < SLOW_BYTES:
-        function(tensor)
     dist.barrier()
     begin_s = time.perf_counter()
     for _ in range(calls):
