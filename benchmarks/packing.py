@@ -105,6 +105,7 @@ def write_plain(text: str, sample: str, folder: str) -> None:
     """Write JPEGs as they are, in a process of its own; print what that took."""
     task = Task(**json.loads(text))
     samples = Named(Sample(Path(sample), kind="images", window=task.window), task.column)
+    import_module("shoal.data.sources.find")
     begin_s = time.perf_counter()
     pack(
         samples,

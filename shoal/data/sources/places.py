@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
-
 from shoal.core.errors import ConfigError
 from shoal.data.sources.tree import LocalTree, UrlTree, is_url, open_tree, without_secrets
 
@@ -70,6 +68,8 @@ def _matching(text: str) -> list[str]:
         return sorted(glob.glob(text, recursive=True))  # noqa: PTH207  patterns may be absolute
     if not glob.has_magic(text):
         return [text]
+    import fsspec  # for URLs alone: it takes 50 ms
+
     files, path = fsspec.core.url_to_fs(text)
     return sorted(files.unstrip_protocol(name) for name in files.glob(path))
 

@@ -1,12 +1,11 @@
 """How pyarrow reads a Parquet, an Arrow or a CSV file in pieces that can be read by themselves."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
 from shoal.core.errors import DataError
 from shoal.data.sources.source import BATCH_BYTES, Sample, Slice
@@ -154,4 +153,7 @@ def kind_of(name: str) -> str:
 
 def format_of(name: str) -> Any:
     """Return what reads a table of this name: `schema`, `pieces`, `batches`."""
-    return _FORMATS[kind_of(name)]
+    kind = kind_of(name)
+    if kind in ("parquet", "csv"):
+        import_module(f"pyarrow.{kind}")  # 0.1 s that a pack of anything else need not take
+    return _FORMATS[kind]

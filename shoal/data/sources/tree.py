@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, cast
 
-import fsspec
-
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.sources.source import one_line
 
@@ -145,6 +143,8 @@ class UrlTree:
     def _connected(self) -> tuple[Any, str]:
         if self._opened is None:
             try:
+                import fsspec  # for URLs alone: it takes 50 ms
+
                 self._opened = fsspec.core.url_to_fs(self.url)
             except (ImportError, ValueError) as error:
                 raise ConfigError(f"{without_secrets(self.url)} cannot be opened: {one_line(error)}.") from None

@@ -10,6 +10,7 @@ from shoal.bench.loaders.peers.task import Task
 NAME = "shoal"
 PACKAGE = "shoal"
 MODULES = ("torch", "shoal.data.loader")
+WRITE_MODULES = ("shoal.data.pack.writer", "shoal.data.sources.find")
 INSTALL = "pip install shoal"
 KINDS = ("images", "tokens", "rows")
 HAS_WORKERS = False

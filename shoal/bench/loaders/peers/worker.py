@@ -142,7 +142,8 @@ def main(what: str, name: str, text: str = "{}", sample_folder: str = "", folder
     from shoal.bench.loaders.peers.sample import Sample
     from shoal.bench.loaders.peers.task import Task
 
-    for module in peer.MODULES:
+    more = getattr(peer, "WRITE_MODULES", ()) if what == "write" else ()
+    for module in (*peer.MODULES, *more):
         importlib.import_module(module)  # the first batch is counted from the opening, not from the import
     task = Task(**json.loads(text))
     sample = Sample(Path(sample_folder), kind=task.kind, window=task.window)
