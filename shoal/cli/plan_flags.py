@@ -70,7 +70,7 @@ def _mesh(arguments: argparse.Namespace, planned: Mesh, num_shares: int | None) 
     workers = arguments.workers if arguments.workers is not None else num_shares or _launched_workers()
     if workers is None or workers == planned.workers:
         return planned
-    if planned.workers != planned.replicate:
+    if not planned.keeps_whole:
         raise PlanError(
             f"{workers} workers for a plan of {planned.workers}. "
             "Give a --mesh with as many, or leave the number to the plan."

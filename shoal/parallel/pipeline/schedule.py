@@ -193,26 +193,6 @@ def stage_of(module: nn.Module) -> Stage:
     return inner
 
 
-def refusal(schedule: str, engine: str) -> str | None:
-    """Return why torch cannot run `schedule` under `engine`, and what to use instead; None where it can.
-
-    `engine` is none, ddp, fsdp (parameters stay gathered between forward and backward) or fsdp-reshard.
-    """
-    return _REFUSED.get((schedule, engine))
-
-
-_REFUSED = {
-    ("zero-bubble", "ddp"): (
-        "schedule='zero-bubble' computes the gradients of the weights apart, where DistributedDataParallel does not "
-        "see them. Use schedule='1f1b' with mesh.replicate, or mesh.shard with zero=2."
-    ),
-    ("zero-bubble", "fsdp-reshard"): (
-        "schedule='zero-bubble' looks for the weights when their gradients are due, and zero=3 has put them away by "
-        "then. Use zero=2, which keeps them until the backward, or schedule='1f1b'."
-    ),
-}
-
-
 def _single(name: str, count: int, workers: int) -> Any:
     """Return the schedule for one piece a worker; where there are too few micro-batches for it, a simpler one."""
     if name == "zero-bubble" and _has_equal_rounds(count, workers):

@@ -184,7 +184,7 @@ def check_sync(plan: Plan) -> None:
             f"{what} with zero={plan.zero}: a worker that holds a shard has no whole gradient to send. "
             "Use zero=0 with mesh.shard=1."
         )
-    if mesh.workers != mesh.replicate:
+    if not mesh.keeps_whole:
         reason = "servers serve whole models" if sync.mode == "server" else "it takes whole models"
         raise PlanError(f"{what} with the mesh {axes(mesh)}: {reason}. Use only mesh.replicate.")
     if sync.mode == "server" and sync.servers > mesh.replicate:

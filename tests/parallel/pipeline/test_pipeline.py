@@ -19,7 +19,7 @@ from shoal.comm.rank import Rank
 from shoal.comm.store import connect
 from shoal.core.errors import PlanError
 from shoal.parallel.pipeline.rehearsal import find_blocks
-from shoal.parallel.pipeline.schedule import Pipeline, TiedGradients, refusal
+from shoal.parallel.pipeline.schedule import Pipeline, TiedGradients
 from shoal.parallel.pipeline.split import split_model
 from shoal.parallel.pipeline.stage import Stage
 from shoal.parallel.pipeline.torch_private import Marks
@@ -205,7 +205,10 @@ def test_other_models_have_the_gradients_of_one_process(ranks: RankPool, model: 
 
 ENGINES = ("none", "ddp", "fsdp", "fsdp-reshard")
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "interleaved")
-TOGETHER = [(s, e) for e in ENGINES[1:] for s in SCHEDULES if refusal(s, e) is None]
+# Zero-bubble makes the gradients of weights apart, where DDP does not see them, and after zero=3 has put weights away:
+# pipelines run with parameters that stay gathered (parallel/apply.py).
+WRONG = [("zero-bubble", "ddp"), ("zero-bubble", "fsdp-reshard")]
+TOGETHER = [(s, e) for e in ENGINES[1:] for s in SCHEDULES if (s, e) not in WRONG]
 
 
 @pytest.mark.parametrize(("schedule", "engine"), TOGETHER)
@@ -213,13 +216,6 @@ def test_data_parallelism_on_top_has_the_gradients_of_one_process(ranks: RankPoo
     # gpt2 has a tied weight; gpt reads its positions without calling their layer, which two pieces see differently.
     model, chunks = ("gpt", 2) if schedule == "interleaved" else ("gpt2", 1)
     assert_equal_to_one_process(ranks, model=model, schedule=schedule, chunks=chunks, data=2, engine=engine)
-
-
-def test_what_torch_would_get_wrong_is_refused_with_what_to_use() -> None:
-    refused = [(s, e) for s in SCHEDULES for e in ENGINES if refusal(s, e) is not None]
-    assert refused == [("zero-bubble", "ddp"), ("zero-bubble", "fsdp-reshard")]
-    assert "Use schedule='1f1b'" in str(refusal("zero-bubble", "ddp"))
-    assert "Use zero=2" in str(refusal("zero-bubble", "fsdp-reshard"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
