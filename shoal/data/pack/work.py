@@ -181,7 +181,7 @@ class _Writer:
 
     def _expected_rows(self, block: Block) -> int | None:
         """Return how many rows the next part will have, if they are like those of this block; None: who knows."""
-        counts = [getattr(part, "num_rows", None) for part in self._group.slices[self.progress.slice :]]
+        counts: list[Any] = [getattr(part, "num_rows", None) for part in self._group.slices[self.progress.slice :]]
         left = 0 if None in counts else sum(counts) - self.progress.samples
         most = max(1, int(self._group.part_bytes // max(1.0, block.row_bytes().mean())))
         return min(left, most) if left > 0 and (left <= most or block.is_fixed) else None

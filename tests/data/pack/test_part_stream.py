@@ -120,7 +120,12 @@ def test_a_pack_is_the_same_whether_its_rows_could_be_counted_before_or_not(
 ) -> None:
     streamed: set[str] = set()
     stream = PartBuffers.stream
-    monkeypatch.setattr(PartBuffers, "stream", lambda *given: streamed.update(given[2]) or stream(*given))
+
+    def noted(buffers: PartBuffers, path: Path, places: dict[str, int], *more: Any) -> None:
+        streamed.update(places)
+        stream(buffers, path, places, *more)
+
+    monkeypatch.setattr(PartBuffers, "stream", noted)
     options: dict[str, Any] = {"part_bytes": part_bytes, "compression": "none", "workers": 1, "on_error": "skip"}
     pack(Uncounted(wrong=wrong), tmp_path / "a.pack", report=Quiet(), **options)
     assert streamed == {"x"}, "the first begins where it begins, however many rows there are"
