@@ -2,12 +2,21 @@
 
 It finds damage, not forgery. Python has it, it runs without Python's lock, and at 3.4 GB/s on one core (a Xeon of
 2.8 GHz, 2026-11) it is faster than most storage that it watches over.
+
+Bits are the coefficients of a polynomial, and the checksum is what is left of it after a division by CRC-32's. To put n
+bytes behind those that are summed up is to multiply by x^(8 n): so a file whose beginning is written last is summed up
+in pieces, and joined.
+
+Example: "ab" is the checksum of "a", times x^8, plus that of "b" (plus and minus are xor).
 """
 
 import zlib
 from pathlib import Path
 
 _PIECE_BYTES = 4 << 20
+_POLYNOMIAL = 0xEDB88320
+"""CRC-32's, without x^32. The highest bit is that of x^0, the lowest that of x^31."""
+_ONE, _X_8 = 1 << 31, 1 << 23
 
 
 class Checksum:
@@ -19,6 +28,10 @@ class Checksum:
     def update(self, piece: bytes | bytearray | memoryview) -> None:
         """Take in the next piece."""
         self._value = zlib.crc32(piece, self._value)
+
+    def join(self, next_piece: "Checksum", num_bytes: int) -> None:
+        """Take in the next piece of `num_bytes`, which has been summed up by itself."""
+        self._value = _times(self._value, _power(_X_8, num_bytes)) ^ next_piece._value
 
     def hex(self) -> str:
         """Return the checksum of all pieces so far."""
@@ -32,3 +45,20 @@ def file_checksum(path: Path) -> str:
         while count := file.readinto(buffer):
             checksum.update(memoryview(buffer)[:count])
     return checksum.hex()
+
+
+def _times(first: int, second: int) -> int:
+    """Return the product of two polynomials, of which CRC-32's has been taken out."""
+    product = 0
+    for bit in range(31, -1, -1):
+        product ^= second if first >> bit & 1 else 0
+        second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)  # times x
+    return product
+
+
+def _power(base: int, exponent: int) -> int:
+    power = _ONE
+    while exponent:
+        power = _times(power, base) if exponent & 1 else power
+        base, exponent = _times(base, base), exponent >> 1
+    return power

@@ -8,7 +8,7 @@ Both give the same block for the same rows.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from shoal.core.errors import DataError
 from shoal.data.pack.image import EncodedImages
 from shoal.data.pack.infer import as_array, dtype_of
 from shoal.data.pack.schema import Column, Flat, Stored, stored_columns, stored_dtype
+
+CHUNK_ROWS = 1024
+CHUNK_BYTES = 4 << 20
 
 Held = NDArray[Any] | Flat
 Sample = tuple[str, Mapping[str, Any] | DataError]
@@ -33,6 +36,11 @@ class Block:
 
     num_rows: int
     held: dict[str, Held]
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all rows take the same number of bytes."""
+        return not any(isinstance(held, Flat) for held in self.held.values())
 
     def row_bytes(self) -> NDArray[np.int64]:
         """Return the bytes that each row takes in a part."""
@@ -227,3 +235,24 @@ def _join(stored: Stored, values: list[Any]) -> Held:
         return Flat(np.frombuffer(b"".join(values), np.uint8), offsets)
     joined = np.concatenate(values) if values else np.empty(0)
     return Flat(joined.astype(stored.dtype, copy=False), offsets)
+
+
+def chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+    """Yield samples in lists of at most CHUNK_ROWS, and of about CHUNK_BYTES where they are large."""
+    chunk: list[Sample] = []
+    num_bytes = 0
+    for sample in samples:
+        chunk.append(sample)
+        if not isinstance(sample[1], DataError):
+            num_bytes += sum(size_of(value) for value in sample[1].values())
+        if len(chunk) >= CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes a value takes."""
+    size = getattr(value, "nbytes", None)
+    return int(size) if size is not None else len(value) if hasattr(value, "__len__") else 8

@@ -17,7 +17,8 @@ from typing import Any
 
 from shoal.core.errors import DataError, WorkerFailed
 from shoal.data.pack.journal import Progress
-from shoal.data.pack.work import Group, Recipe, Tell
+from shoal.data.pack.progress import Tell
+from shoal.data.pack.work import Group, Recipe
 
 _END_S = 10.0
 _SILENCE_S = 3600.0

@@ -11,10 +11,10 @@ from typing import Any
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.units import format_bytes
 from shoal.data.pack.compression import Asked, block_rows, check_asked, choose
-from shoal.data.pack.encode import Sample, encode_rows
+from shoal.data.pack.encode import Sample, encode_rows, size_of
 from shoal.data.pack.infer import choose_columns, infer_columns
 from shoal.data.pack.schema import Column
-from shoal.data.pack.work import Group, size_of
+from shoal.data.pack.work import Group
 from shoal.data.storage import measure_storage
 from shoal.native import jpeg
 

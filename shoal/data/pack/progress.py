@@ -1,11 +1,16 @@
 """What is said while a pack is written: a bar on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from shoal.core.units import format_bytes, format_seconds
 
 _LINE_S = 10.0
+_TELL_S = 0.1
+
+Tell = Callable[[int, int], None]
+"""Called with the rows and bytes that were added since."""
 
 
 class Report(Protocol):
@@ -92,3 +97,21 @@ def console_report() -> Report:
     from rich.console import Console
 
     return ConsoleReport(Console(stderr=True))
+
+
+class Teller:
+    """Tells now and then, not at every block."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._rows, self._bytes, self._told_s = tell, 0, 0, 0.0
+
+    def tell(self, rows: int, num_bytes: int) -> None:
+        """Count so much more, and tell of it soon."""
+        self._rows, self._bytes = self._rows + rows, self._bytes + num_bytes
+        if time.monotonic() - self._told_s > _TELL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what has not been told."""
+        self._tell(self._rows, self._bytes)
+        self._rows, self._bytes, self._told_s = 0, 0, time.monotonic()

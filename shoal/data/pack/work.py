@@ -2,6 +2,8 @@
 
 1. Read samples, many at a time where the source can, and encode them: a block of rows.
 2. Append the block's rows to the part until one would take it beyond `part_bytes`; write the part, begin the next.
+   Columns whose place in the part's file is known go there at once (part_file.py, part_stream.py). Most places depend
+   on how many rows the part will have: all that the source has left, if they fit; fewer if all take the same bytes.
 3. When a part is on the disk, write into the journal that it is there, and how far the source has been read.
 4. After each slice, see whether the source is still what it was when reading began.
 
@@ -14,9 +16,8 @@ Example: parts of at most 256 MB, a group of three slices with 100 MB each: one 
 import dataclasses
 import itertools
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,19 +27,25 @@ from typing import Any
 import numpy as np
 
 from shoal.core.errors import DataError
-from shoal.data.pack.encode import Batch, Encoded, Sample, batch_rows, encode_batch, encode_rows, without_first
+from shoal.data.pack.encode import (
+    Batch,
+    Block,
+    Encoded,
+    Sample,
+    batch_rows,
+    chunks,
+    encode_batch,
+    encode_rows,
+    without_first,
+)
 from shoal.data.pack.journal import Journal, Progress
-from shoal.data.pack.manifest import Part
-from shoal.data.pack.part_file import PartBuffers, write_part
+from shoal.data.pack.manifest import Part, part_file
+from shoal.data.pack.part_buffers import PartBuffers
+from shoal.data.pack.part_file import places, write_part
+from shoal.data.pack.progress import Tell, Teller
 from shoal.data.pack.schema import Column, stored_columns
 
-CHUNK_ROWS = 1024
-CHUNK_BYTES = 4 << 20
 MOST_EXAMPLES = 5
-_TELL_S = 0.1
-
-Tell = Callable[[int, int], None]
-"""Called with the rows and bytes that were added since."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,11 @@ def write_group(
     `buffers` are empty, and may have been another group's. `samples` are those of the group's only slice, if some of
     them had to be read before, and `fingerprint` is what it had then.
     """
-    with ThreadPoolExecutor(recipe.threads) as encoders, ThreadPoolExecutor(1) as disk:
-        known = (fingerprint,) if samples is not None else tuple(source.fingerprint(part) for part in group.slices)
-        writer = _Writer(source, group, recipe, buffers=buffers, tell=tell, disk=disk, fingerprints=known)
+    known = (fingerprint,) if samples is not None else tuple(source.fingerprint(part) for part in group.slices)
+    with (
+        ThreadPoolExecutor(recipe.threads) as encoders,
+        _Writer(source, group, recipe, buffers=buffers, tell=tell, fingerprints=known) as writer,
+    ):
         while not writer.progress.is_done:
             part = group.slices[writer.progress.slice]
             for encoded in _encoded(source, part, recipe, encoders, first=writer.progress.samples, samples=samples):
@@ -109,13 +118,13 @@ class _Writer:
         *,
         buffers: PartBuffers,
         tell: Tell,
-        disk: ThreadPoolExecutor,
         fingerprints: tuple[str, ...],
     ) -> None:
-        self._source, self._group, self._recipe, self._disk = source, group, recipe, disk
+        self._source, self._group, self._recipe = source, group, recipe
+        self._pen, self._disk = ThreadPoolExecutor(1), ThreadPoolExecutor(1)  # one writes, one waits for the disk
         self._journal = Journal(recipe.folder)
         self._buffers = buffers
-        self._teller = _Teller(tell)
+        self._teller = Teller(tell)
         self._syncing: Future[None] | None = None
         self.progress = self._journal.read(group.number)
         if self.progress.fingerprints != fingerprints or not all(fingerprints):
@@ -123,14 +132,22 @@ class _Writer:
             self.progress = Progress(fingerprints=fingerprints)
         self._teller.tell(self.progress.num_rows, self.progress.num_bytes)
 
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._buffers.clear()
+        for threads in (self._pen, self._disk):
+            threads.shutdown()
+
     def take(self, encoded: Encoded) -> None:
         """Append the rows, part by part; a block's samples count as read when their rows are in a part."""
         block, begin = encoded.block, 0
         before = self.progress
         ends = np.cumsum(block.row_bytes())
-        if self._buffers.num_rows == 0:
-            self._buffers.reserve(block, min(self._group.part_bytes, self._group.about_bytes))
         while begin < block.num_rows:
+            if self._buffers.num_rows == 0:
+                self._begin(block)
             done = int(ends[begin - 1]) if begin else 0
             room = self._group.part_bytes - self._buffers.num_bytes
             end = int(ends.searchsorted(done + room, side="right"))
@@ -154,6 +171,20 @@ class _Writer:
             skipped=before.skipped + skipped,
             examples=(*before.examples, *encoded.errors[:skipped])[:MOST_EXAMPLES],
         )
+
+    def _begin(self, block: Block) -> None:
+        """Begin a part whose first rows are of this block."""
+        buffers, group, rows = self._buffers, self._group, self._expected_rows(block)
+        if found := places(buffers.stored, rows):
+            buffers.stream(self._recipe.folder / part_file(self._name(), "none"), found, rows, self._pen)
+        buffers.reserve(block, min(group.part_bytes, group.about_bytes))
+
+    def _expected_rows(self, block: Block) -> int | None:
+        """Return how many rows the next part will have, if they are like those of this block; None: who knows."""
+        counts: list[Any] = [getattr(part, "num_rows", None) for part in self._group.slices[self.progress.slice :]]
+        left = 0 if None in counts else sum(counts) - self.progress.samples
+        most = max(1, int(self._group.part_bytes // max(1.0, block.row_bytes().mean())))
+        return min(left, most) if left > 0 and (left <= most or block.is_fixed) else None
 
     def end_slice(self) -> None:
         """Go to the next slice, if the source is still the same."""
@@ -179,12 +210,14 @@ class _Writer:
         self._teller.flush()
 
     def _write(self) -> None:
-        recipe, number = self._recipe, len(self.progress.parts)
-        part = write_part(recipe.folder, f"{self._group.number:05d}-{number:05d}", self._buffers, recipe.block_rows)
+        part = write_part(self._recipe.folder, self._name(), self._buffers, self._recipe.block_rows)
         self._buffers.clear()
         self.progress = dataclasses.replace(self.progress, parts=(*self.progress.parts, part))
         self._wait()
         self._syncing = self._disk.submit(self._settle, part, self.progress)
+
+    def _name(self) -> str:
+        return f"{self._group.number:05d}-{len(self.progress.parts):05d}"
 
     def _settle(self, part: Part, progress: Progress) -> None:
         """Have a part on the disk, then in the journal; meanwhile the next one is being made."""
@@ -200,22 +233,6 @@ class _Writer:
         if self._syncing is not None:
             self._syncing.result()
             self._syncing = None
-
-
-class _Teller:
-    """Tells now and then, not at every block."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._rows, self._bytes, self._told_s = tell, 0, 0, 0.0
-
-    def tell(self, rows: int, num_bytes: int) -> None:
-        self._rows, self._bytes = self._rows + rows, self._bytes + num_bytes
-        if time.monotonic() - self._told_s > _TELL_S:
-            self.flush()
-
-    def flush(self) -> None:
-        self._tell(self._rows, self._bytes)
-        self._rows, self._bytes, self._told_s = 0, 0, time.monotonic()
 
 
 def _changed(part: Any, before: str, now: str) -> str:
@@ -275,24 +292,3 @@ def _encoded_chunks(samples: Iterator[Sample], recipe: Recipe, encoders: ThreadP
             yield waiting.popleft().result()
     for each in waiting:
         yield each.result()
-
-
-def chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
-    """Yield samples in lists of at most CHUNK_ROWS, and of about CHUNK_BYTES where they are large."""
-    chunk: list[Sample] = []
-    num_bytes = 0
-    for sample in samples:
-        chunk.append(sample)
-        if not isinstance(sample[1], DataError):
-            num_bytes += sum(size_of(value) for value in sample[1].values())
-        if len(chunk) >= CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
-            yield chunk
-            chunk, num_bytes = [], 0
-    if chunk:
-        yield chunk
-
-
-def size_of(value: Any) -> int:
-    """Return about how many bytes a value takes."""
-    size = getattr(value, "nbytes", None)
-    return int(size) if size is not None else len(value) if hasattr(value, "__len__") else 8

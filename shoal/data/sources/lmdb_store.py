@@ -51,7 +51,10 @@ class LmdbSource:
             row_bytes = self.tree.size(self._file) / max(len(keys), 1)
         rows = max(1, int(about_bytes // max(row_bytes, 1)))
         ranges = [(begin, min(begin + rows, len(keys))) for begin in range(0, len(keys), rows)]
-        return [Slice((keys[begin].hex(),), begin, end, int((end - begin) * row_bytes)) for begin, end in ranges]
+        return [
+            Slice((keys[begin].hex(),), begin, end, int((end - begin) * row_bytes), end - begin)
+            for begin, end in ranges
+        ]
 
     def read(self, part: Slice) -> Iterator[Sample]:
         """Yield the values of a range of keys."""

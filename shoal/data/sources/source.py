@@ -23,7 +23,8 @@ Sample = tuple[str, Mapping[str, Any] | DataError]
 Values = NDArray[Any] | Flat | Sequence[Any]
 """A column of a batch: one array, the rows' values end to end, or a list with one value a row."""
 Batch = tuple[int, Callable[[int], str], Mapping[str, Values]]
-"""How many rows, the label of each (from 0), and the columns."""
+"""How many rows, the label of each (from 0), and the columns, which stay as they are: they are still being written
+when the next batch is read."""
 BATCH_BYTES = 16 << 20
 """Rows are read this much at a time: large beside what a call costs, small beside a part."""
 
@@ -36,6 +37,7 @@ class Slice:
     begin: int = 0
     end: int = 0
     num_bytes: int = 0  # about, as samples
+    num_rows: int | None = None  # how many samples, where that is known before they are read
 
 
 @runtime_checkable
@@ -65,20 +67,20 @@ def cut_rows(
     """Return slices of rows, each about `about_bytes`; all but the last begin at a multiple of `multiple` rows."""
     rows = _rounded(about_bytes, row_bytes, multiple)
     ranges = [(begin, min(begin + rows, num_rows)) for begin in range(0, num_rows, rows)]
-    return [Slice(items, begin, end, int((end - begin) * row_bytes)) for begin, end in ranges]
+    return [Slice(items, begin, end, int((end - begin) * row_bytes), end - begin) for begin, end in ranges]
 
 
 def group_files(sizes: Mapping[str, int], about_bytes: int) -> list[Slice]:
-    """Return slices of whole files, in the mapping's order, each of about `about_bytes`."""
+    """Return slices of whole files, each a sample, in the mapping's order, each slice of about `about_bytes`."""
     slices, names, total = [], [], 0
     for name, size in sizes.items():
         names.append(name)
         total += size
         if total >= about_bytes:
-            slices.append(Slice(tuple(names), 0, len(names), total))
+            slices.append(Slice(tuple(names), 0, len(names), total, len(names)))
             names, total = [], 0
     if names:
-        slices.append(Slice(tuple(names), 0, len(names), total))
+        slices.append(Slice(tuple(names), 0, len(names), total, len(names)))
     return slices
 
 

@@ -119,7 +119,8 @@ def _grouped(name: str, pieces: list[Piece], about_bytes: int) -> list[Slice]:
     for number, (_, num_bytes) in enumerate(pieces, start=1):
         total += num_bytes
         if total >= about_bytes or number == len(pieces):
-            found.append(Slice((name,), begin, number, total))
+            rows = [count for count, _ in pieces[begin:number]]
+            found.append(Slice((name,), begin, number, total, sum(rows) if all(rows) else None))
             begin, total = number, 0
     return found
 

@@ -62,7 +62,11 @@ class TokenSource:
                 begins.append(self._next_row(name, begins[-1] + about, size))
             ranges = zip(begins, [*begins[1:], size], strict=True)
             width = self._dtype.itemsize
-            found += [Slice((name,), begin, end, (end - begin) * width) for begin, end in ranges if end > begin]
+            found += [
+                Slice((name,), begin, end, (end - begin) * width, self._num_rows(end - begin))
+                for begin, end in ranges
+                if end > begin
+            ]
         return found
 
     def read(self, part: Slice) -> Iterator[Sample]:
@@ -100,6 +104,9 @@ class TokenSource:
         if self._end is None:
             return np.arange(self._row_tokens, len(tokens) + 1, self._row_tokens)
         return np.flatnonzero(tokens == self._end) + 1
+
+    def _num_rows(self, tokens: int) -> int | None:
+        return -(-tokens // self._row_tokens) if self._end is None else None
 
     def _next_row(self, name: str, begin: int, size: int) -> int:
         if self._end is None:

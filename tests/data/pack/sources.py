@@ -44,6 +44,7 @@ class Rows:
     begin: int
     end: int
     num_bytes: int = 0
+    num_rows: int | None = None
 
 
 @dataclass
@@ -67,8 +68,9 @@ class MadeUp:
         return {"kind": "made up", "num_rows": self.num_rows}
 
     def slices(self, about_bytes: int) -> list[Rows]:
-        cuts = range(0, self.num_rows, self.slice_rows)
-        return [Rows(a, min(a + self.slice_rows, self.num_rows), self.slice_rows * self.row_bytes) for a in cuts]
+        size, cuts = self.slice_rows, range(0, self.num_rows, self.slice_rows)
+        ends = [min(begin + size, self.num_rows) for begin in cuts]
+        return [Rows(a, b, size * self.row_bytes, b - a) for a, b in zip(cuts, ends, strict=True)]
 
     def fingerprint(self, part: Rows) -> str:
         return self.changes.read_text() if self.changes else f"{part.begin}-{part.end}"

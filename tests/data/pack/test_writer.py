@@ -215,7 +215,7 @@ def test_a_disk_that_fills_at_the_first_part_leaves_nothing_by_a_faked_error(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shoal.data.pack.part_file.os.write", full)
+    monkeypatch.setattr("shoal.data.pack.part_stream.os.pwrite", full)
     with pytest.raises(DataError, match=r"is full .*Nothing was finished, and nothing is left"):
         pack(MadeUp(), tmp_path / "a.pack", workers=1, report=Quiet(), **OPTIONS)
     assert list(tmp_path.iterdir()) == []
