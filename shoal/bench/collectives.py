@@ -29,6 +29,7 @@ from shoal.core.errors import PeerLost, WorkerFailed
 from shoal.launch.local import Watch, Worker, launch_local
 from shoal.planner.collectives.allreduce import ALLREDUCE, two_level
 from shoal.planner.collectives.choice import choose_way
+from shoal.planner.collectives.crowd import STEPS
 from shoal.spec.device import Link
 
 GLOO = "Gloo"
@@ -87,7 +88,7 @@ class Measured:
         link, found = _shared_link(self.link, self.workers), {}
         for size, took in self.seconds.items():
             way = choose_way(workers=self.workers, per_host=1, inside=None, between=link, bucket=size)
-            best = fastest_of({name: took[name] for name in way.seconds})
+            best = fastest_of({name: took[name] for name in STEPS})
             found[size] = Choice(chosen=way.name, fastest=best, over_fastest=took[way.name] / took[best])
         return found
 
