@@ -30,7 +30,7 @@ from loaders import make
 
 from shoal.bench.loaders.export import export_sample, task_of
 from shoal.bench.loaders.peers.sample import Sample
-from shoal.bench.loaders.peers.shoal_loader import Named
+from shoal.bench.loaders.peers.shoal_loader import WRITE_MODULES, Named
 from shoal.bench.loaders.peers.task import Task
 from shoal.bench.loaders.side import ask, this_python
 from shoal.core.errors import WorkerFailed
@@ -105,7 +105,8 @@ def write_plain(text: str, sample: str, folder: str) -> None:
     """Write JPEGs as they are, in a process of its own; print what that took."""
     task = Task(**json.loads(text))
     samples = Named(Sample(Path(sample), kind="images", window=task.window), task.column)
-    import_module("shoal.data.sources.find")
+    for module in WRITE_MODULES:
+        import_module(module)
     begin_s = time.perf_counter()
     pack(
         samples,

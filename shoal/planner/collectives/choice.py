@@ -20,7 +20,7 @@ from shoal.spec.device import Link
 
 LATENCY_SHARE = 0.05
 LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 64 << 20
-CANDIDATES = tuple(name for name in STEPS if name != "naive")
+_CANDIDATES = tuple(name for name in STEPS if name != "naive")
 """What is chosen from. The naive way sends as many messages as a tree, in as many steps or more: it is there to compare
 with, and could only win by an error of measurement."""
 
@@ -51,7 +51,7 @@ def choose_way(*, workers: int, per_host: int, inside: Link | None, between: Lin
     """Return the fastest way among hosts of `per_host` workers; `bucket` bytes, or as many as fit the link."""
     size = bucket or bucket_bytes(between, workers)
     # The workers of a host share its adapter.
-    costs = {name: crowded(name, size, workers, between) for name in CANDIDATES}
+    costs = {name: crowded(name, size, workers, between) for name in _CANDIDATES}
     if inside is not None and 1 < per_host < workers and workers % per_host == 0:
         costs["two-level"] = _two_level(size, workers // per_host, per_host, inside, between)
     return Way(name=fastest(costs), bucket_bytes=size, seconds={name: cost.seconds for name, cost in costs.items()})
