@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,16 +11,21 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from shoal.comm.calls import CALLS
 from shoal.comm.rank import Rank
 from shoal.comm.staged import staged_backend
-from shoal.comm.torch_private import calm_gloo, forget_meshes
+from shoal.comm.torch_private import abandon_groups, calm_gloo, forget_meshes, record_collectives, set_timeout
+
+FORM_S = 60.0
+"""How long workers that have just agreed to form a group wait for each other: if one does not come, they agree anew."""
 
 
 @contextmanager
 def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeout_s: float) -> Iterator[None]:
     """Be in the group of all workers for the length of a `with` block. Called by every worker.
 
-    A worker alone has no group. On an error inside, the group is given up at once, without waiting for the others.
+    A worker alone has no group. On an error inside, the group is given up at once, without waiting for the others; a
+    process that will form another one abandons it (see `abandon_groups`).
 
     Whatever holds the group, as DDP does, should be gone when the block ends. If it goes later, the group's threads are
     joined by whoever frees it, holding Python's lock; and if one of them still needs that lock to free its last
@@ -30,19 +36,28 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
         return
     if rank.local_workers == rank.workers:  # one node: nothing need listen beyond loopback
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    dist.init_process_group(
-        backend=_backend(rank, device),
-        store=dist.PrefixStore("group", store),
-        rank=rank.index,
-        world_size=rank.workers,
-        timeout=timedelta(seconds=timeout_s),
-    )
-    calm_gloo()
+    CALLS.joined_ns = time.time_ns()
+    record_collectives()
     try:
+        dist.init_process_group(
+            backend=_backend(rank, device),
+            store=dist.PrefixStore("group", store),
+            rank=rank.index,
+            world_size=rank.workers,
+            timeout=timedelta(seconds=min(timeout_s, FORM_S) if rank.member else timeout_s),
+        )
+        if rank.member and timeout_s > FORM_S:
+            set_timeout(dist.group.WORLD, timedelta(seconds=timeout_s))
+        calm_gloo()
         yield
+    except BaseException:
+        if rank.member:
+            abandon_groups()
+        raise
     finally:
         gc.collect()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         forget_meshes()
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from shoal.core.errors import ConfigError
 
+MEMBER = "SHOAL_MEMBER"
+"""The variable by which a launcher of ours says that it replaces lost workers, and who this one is."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -25,6 +28,19 @@ class Rank:
     store_port: int
     store_is_hosted: bool
     """Whether the launcher hosts the rendezvous store; otherwise worker 0 does."""
+    member: str = ""
+    """What this process is called among those of a run that goes on when it loses some; see `comm.members`."""
+    numbers: tuple[int, ...] = ()
+    """What sentences call the workers, where some are lost; as 0, 1 and 3. Empty: by their index."""
+
+    @property
+    def number(self) -> int:
+        """What sentences, and the event log, call this worker."""
+        return self.number_of(self.index)
+
+    def number_of(self, index: int) -> int:
+        """Return what sentences call worker `index`."""
+        return self.numbers[index] if index < len(self.numbers) else index
 
 
 ALONE = Rank(0, 1, 0, 1, "", 0, store_is_hosted=False)
@@ -51,6 +67,7 @@ def _torchrun(env: Mapping[str, str]) -> Rank:
         store_host=env.get("MASTER_ADDR", "127.0.0.1"),
         store_port=_number(env, "MASTER_PORT"),
         store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        member=env.get(MEMBER, ""),
     )
 
 

@@ -6,6 +6,7 @@ ShoalError            2   something asked for cannot be: what was asked, what is
 ├── PlanError         2   a plan that this job or this machine cannot run
 ├── DataError         2   a sample that cannot be loaded
 ├── NonFiniteLoss     2   a loss that is NaN or infinite
+├── CheckpointError  74   a checkpoint that cannot be written or read: a full disk, damage
 ├── WorkerFailed      1   a worker raised something that is none of the above, or was killed
 ├── PeerLost          3   the other side of a collective is gone; somebody else's failure, seen from here
 └── Stopped          75   the run ended early on request (130 when the request was Ctrl-C)
@@ -36,6 +37,12 @@ class DataError(ShoalError):
 
 class NonFiniteLoss(ShoalError):
     """A loss that is NaN or infinite."""
+
+
+class CheckpointError(ShoalError):
+    """A checkpoint that cannot be written, or is damaged; one of another job is a ConfigError."""
+
+    exit_code = 74  # EX_IOERR: neither the job nor the plan is wrong
 
 
 class WorkerFailed(ShoalError):

@@ -2,13 +2,18 @@
 
 The kinds of line, by their `kind`:
 
-    start   pid, host                                the worker is up
-    staging field, source, path, is_staged, why      where a pack of the job is read; a node's first worker only
-    step    step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
-    eval    step, metrics                            worker 0 only
-    log     step, values                             what the user logged
-    error   type, message, traceback                 the worker's last words
-    end     step, peak_bytes, state_bytes            the worker finished; it holds so many parameters, gradients, ...
+    start       pid, host                             the worker is up
+    staging     field, source, path, is_staged, why   where a pack of the job is read; a node's first worker only
+    step        step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
+    eval        step, metrics                         worker 0 only
+    log         step, values                          what the user logged
+    checkpoint  step, stall_s, write_s, bytes         one was written (by way of the node: local_s), or not: error
+    snapshot    step, bytes, ...                      kept in memory for when a worker is lost; what it costs
+    hang        sentence, blamed, still_s             why nothing goes on, as one worker says it for all
+    loss        dead, generation, workers, step, detected_s, agreed_s, rebuilt_s, recovery_s, lost_steps
+    joined      joined, and else as for a loss        both: once the next step is done; one of the survivors
+    error       type, message, traceback              the worker's last words
+    end         step, peak_bytes, state_bytes         the worker finished; it holds so many parameters, gradients, ...
 
 Each line also has `time` (seconds since 1970). `loss` is the mean over the global batch, the same on every worker;
 `part_loss` the mean over this worker's part, which weighs `weight` of the batch's `batch_weight`. A loss that is not

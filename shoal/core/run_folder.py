@@ -8,6 +8,8 @@ runs/NAME/
   communication.toml  how the workers' gradients met, and what was measured to decide it
   code/               the job file as it was
   events/rank-N.jsonl one line a step and worker (see events.py)
+  events/attempt-N/   those of the attempt number N, where the run was gone on with later
+  checkpoints/        where it can be gone on from (see fault/checkpoint/manifest.py)
   tensorboard/        scalars from worker 0
   parameters/         the final parameters, where `shoal verify` asked for them
   result.json         how it ended
@@ -35,6 +37,7 @@ class RunFolder:
         self.communication_toml = path / "communication.toml"
         self.code = path / "code"
         self.events = path / "events"
+        self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.parameters = path / "parameters"
         self.result_json = path / "result.json"
@@ -66,6 +69,22 @@ class RunFolder:
             raise ConfigError(f"{path} is not a run folder (it has no run.toml).")
         return cls(path)
 
+    def begin_attempt(self, *, step: int, workers: int) -> None:
+        """Make the folder of a run that has ended ready to be gone on with after `step`, by so many `workers`.
+
+        The events so far are put aside; what they say of the steps up to `step` stands again at the beginning of the
+        new ones.
+        """
+        logs = sorted(self.events.glob("rank-*.jsonl"))
+        aside = _make_numbered(self.events, "attempt")
+        for path in logs:
+            path.rename(aside / path.name)
+        for rank in range(workers):
+            lines = _kept_lines(aside / f"rank-{rank}.jsonl", step)
+            if lines:
+                write_whole(self.events_of(rank), b"".join(lines))
+        self.result_json.unlink(missing_ok=True)
+
     def write_result(self, status: str, message: str = "") -> None:
         """Record how the run ended: done, failed or stopped."""
         write_whole(self.result_json, json.dumps({"status": status, "message": message}) + "\n")
@@ -91,3 +110,16 @@ def _make_numbered(runs: Path, stem: str) -> Path:
         except FileExistsError:
             continue
     raise ConfigError(f"{runs} holds a million runs of {stem}; give this one a --name.")
+
+
+def _kept_lines(path: Path, step: int) -> list[bytes]:
+    """Return the lines about steps up to `step`; not those about how the worker began and ended."""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        try:
+            event = json.loads(line)
+            if event["kind"] in ("step", "eval", "log", "checkpoint") and event["step"] <= step and line[-1:] == b"\n":
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that was cut off
+    return kept

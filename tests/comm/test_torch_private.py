@@ -6,6 +6,7 @@ How long groups wait, what DTensor remembers of groups that are gone, which conn
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from shoal.comm import torch_private
 from shoal.comm.collectives import subgroup
 from shoal.comm.failure import is_peer_failure
 from shoal.comm.group import joined
 from shoal.comm.mesh import data_group, device_mesh
 from shoal.comm.rank import Rank
-from shoal.comm.store import connect
+from shoal.comm.store import LOOPBACK, connect, host_store
 from shoal.comm.torch_private import (
+    abandon_groups,
     backend_name,
     calm_gloo,
+    cuttable_connection,
     end_operations,
     forget_meshes,
+    free_abandoned_groups,
     gloo_sockets,
+    has_abandoned_groups,
     own_connection,
     store_of,
     timeout_of,
@@ -149,3 +155,42 @@ def test_gloos_threads_are_found_by_their_name_and_calmed_and_no_others(ranks: R
     for found in ranks.run(policies, workers=2):
         assert found.pop("gloo_tcp_loop") == {os.SCHED_BATCH}
         assert set.union(*found.values()) == {os.SCHED_OTHER}
+
+
+def test_a_wait_in_the_store_ends_when_its_connection_is_cut() -> None:
+    store, port = host_store(host=LOOPBACK, timeout_s=60)
+    client = dist.TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    connection, cut = cuttable_connection(client)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(connection.get, "what never comes")
+        store.set("something", "else")
+        cut()
+        with pytest.raises(dist.DistNetworkError):
+            waiting.result(30)
+    assert client.get("something") == b"else", "other connections are not cut"
+
+
+def test_groups_can_be_formed_again_after_one_was_abandoned_and_after_one_could_not_be_formed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_private, "_has_abandoned", False)  # and so again afterwards
+    store, _ = host_store(host=LOOPBACK, timeout_s=60)
+
+    def form(name: str, *, workers: int, timeout_s: float) -> None:
+        prefix, timeout = dist.PrefixStore(name, store), timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=prefix, rank=0, world_size=workers, timeout=timeout)
+
+    form("first", workers=1, timeout_s=30)
+    abandon_groups()
+    assert not dist.is_initialized()
+    with pytest.raises(RuntimeError):
+        form("nobody else comes", workers=2, timeout_s=0.2)
+    abandon_groups()
+    form("second", workers=1, timeout_s=30)
+    try:
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD.group_name == "0", "its name is that of other workers, for whom nothing has failed"
+    finally:
+        dist.destroy_process_group()
+    assert has_abandoned_groups()
+    free_abandoned_groups()

@@ -4,7 +4,7 @@
    whoever hears that (the C library orders memory around semaphores, on every processor).
 2. A worker waits: it takes one ring of each other. Who has rung already costs no system call; for the others it sleeps
    in the kernel, without spinning, except shortly where every worker can have a core of its own.
-3. It sleeps in slices; between them `Watch` tells who is dead, gone or silent.
+3. It sleeps in slices; between them `Watch` tells who is dead, gone or silent, and `CALLS` what others have found out.
 
 Example: 3 workers ring and wait. Worker 2 comes last: 0 and 1 sleep, each woken by its own semaphore; 2 finds two rings
 there and goes on at once.
@@ -17,8 +17,10 @@ import time
 from functools import cache
 from typing import Any
 
+from shoal.comm.calls import CALLS
 from shoal.comm.shm.memory import SharedMap
 from shoal.comm.shm.watch import LINE_BYTES, SLICE_S, Watch
+from shoal.core.errors import PeerLost
 
 SPIN_S = 50e-6
 """About what it costs to fall asleep and be woken by another core (2 virtual cores, November 2026)."""
@@ -66,11 +68,18 @@ class Bells:
         self._spin_s = SPIN_S if count <= len(os.sched_getaffinity(0)) else 0.0
         quick = _library(keeps_lock=True)
         self._post, self._try = quick.sem_post, quick.sem_trywait
+        self.entered = 0
+        """How often this worker has rung."""
+        self.waiting = ""
+        """What it waits in, once it has for a slice."""
+        self.members = watch.numbers
+        CALLS.add_lane(watch.new_lane(), self)
 
     def ring(self) -> None:
         """Tell every other worker that this one is here."""
         if self._watch.failure:
             self._watch.check()
+        self.entered += 1
         post = self._post
         for bell in self._out:
             post(bell)
@@ -106,6 +115,7 @@ class Bells:
         try:
             while not _sleep(bell):
                 watch.note_waiting(other)
+                self.waiting = during
                 verdict = watch.verdict_on(other)
                 if verdict is None and time.monotonic() > deadline_s:
                     verdict = watch.silence_of(other)
@@ -114,7 +124,10 @@ class Bells:
                     if self._try(bell) == 0:
                         return
                     raise watch.lose(verdict, during)
+                if CALLS.lost is not None:  # known from elsewhere: waiting is in vain, whoever it is for
+                    raise PeerLost(CALLS.lost)
         finally:
+            self.waiting = ""
             watch.note_going_on()
 
 

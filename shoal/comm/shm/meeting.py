@@ -20,10 +20,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shoal.comm.calls import CALLS
 from shoal.core.errors import PeerLost, PlanError
 
 _MOST_MESSAGE_BYTES = 4096
 _GREETING_S = 5.0  # a stranger that connects and says nothing holds up the others no longer than that
+
+_SLICE_S = 0.05
 
 
 class Meeting:
@@ -128,11 +131,13 @@ def _accept(
 ) -> None:
     """Fill in `links` and `pidfds` until all have come or the time is up; strangers are turned away."""
     while len(pidfds) < count and (left_s := deadline_s - time.monotonic()) > 0:
-        listener.settimeout(left_s)
+        listener.settimeout(min(left_s, _SLICE_S))
         try:
             link, _ = listener.accept()
         except TimeoutError:
-            return
+            if CALLS.lost is not None:  # known from elsewhere: not all of them will come
+                raise PeerLost(CALLS.lost) from None
+            continue
         pid, user = _who(link)
         try:
             greeting, _ = _receive(link, 0, min(left_s, _GREETING_S))

@@ -48,7 +48,18 @@ class Watch:
         self.timeout_s, self.failure = timeout_s, ""
         self._lines, self._pidfds, self._index, self._numbers = lines.cast("q"), list(pidfds), index, list(numbers)
         self._own = index * _WORDS
+        self._lanes = 0
         self._lines[self._own + _WAITS_FOR] = _NOBODY
+
+    @property
+    def numbers(self) -> list[int]:
+        """What errors call the workers."""
+        return self._numbers
+
+    def new_lane(self) -> str:
+        """Return a name for the next set of bells, the same on all workers: they make them in one order."""
+        self._lanes += 1
+        return f"memory of {'-'.join(map(str, self._numbers))}: {self._lanes}"
 
     def check(self) -> None:
         """Raise PeerLost if this worker has left or has lost somebody before."""

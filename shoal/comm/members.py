@@ -1,0 +1,82 @@
+"""What the launcher and its workers tell each other of who is there; all of it under one prefix of the store.
+
+    awaited            the members that the launcher has started together: the first list waits for all of them
+    dead MEMBER        this process has ended, and why; written by the launcher, or by members who give one up
+    now                the number of the last generation whose list is closed
+    list G             who is in generation G, in the order of ranks (fault/membership.py)
+    news G, news G/N   how much there is to hear in generation G, and each piece: that it is over, that one waits, ...
+    finished           the run has come to its end: nobody need join it any more
+    done MEMBER        this process has done what it had to, and ends in order
+
+A member is called NUMBER.START: "3.0" is worker 3, "3.1" the process that replaced it.
+"""
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+PREFIX = "members"
+AWAITED, NOW, FINISHED = "awaited", "now", "finished"
+
+
+def members_of(store: dist.Store) -> dist.Store:
+    """Return the part of the `store` of a run that all of this is in."""
+    return dist.PrefixStore(PREFIX, store)
+
+
+def member_name(number: int, start: int) -> str:
+    """Return what the process is called that was started as worker `number`, after `start` others."""
+    return f"{number}.{start}"
+
+
+def number_of(member: str) -> int:
+    """Return which worker a member is."""
+    return int(member.partition(".")[0])
+
+
+def await_members(members: dist.Store, names: Iterable[str]) -> None:
+    """Say who is started together. Called by the launcher, before it starts them."""
+    members.set(AWAITED, json.dumps(list(names)))
+
+
+def tell_dead(members: dist.Store, member: str, why: str, *, host: str = "") -> None:
+    """Say that `member` has ended, and end the generation that it may be in."""
+    members.compare_set(dead_key(member), "", json.dumps({"why": why, "host": host, "time": time.time()}))
+    # Members of a list that is closed only after this was read find the word above: they look there once more.
+    generation = last_generation(members)
+    if generation is not None and member in [each["name"] for each in json.loads(members.get(list_key(generation)))]:
+        tell(members, generation, over=f"worker {number_of(member)} {why}")
+
+
+def list_key(generation: int) -> str:
+    """Return where it stands who is in a generation."""
+    return f"list {generation}"
+
+
+def dead_key(member: str) -> str:
+    """Return where it stands that a member has ended."""
+    return f"dead {member}"
+
+
+def done_key(member: str) -> str:
+    """Return where it stands that a member ends in order."""
+    return f"done {member}"
+
+
+def last_generation(members: dist.Store) -> int | None:
+    """Return the number of the last generation whose list is closed."""
+    return int(members.get(NOW)) if members.check([NOW]) else None
+
+
+def tell(members: dist.Store, generation: int, **news: Any) -> None:
+    """Tell all members of a generation something: `over=why`, `waits=member`, or `left=member`."""
+    number = members.add(f"news {generation}", 1)
+    members.set(news_key(generation, number), json.dumps(news))
+
+
+def news_key(generation: int, number: int) -> str:
+    """Return where the piece of news of that number stands."""
+    return f"news {generation}/{number}"
