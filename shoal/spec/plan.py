@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field, fields
 
 from shoal.core.errors import PlanError, did_you_mean
+from shoal.spec.on_loss import OnLoss
 from shoal.spec.parts import parts
 
 PRECISIONS = ("fp32", "bf16")
@@ -97,6 +98,38 @@ class Sync:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """When checkpoints are written, and which of them stay."""
+
+    every_steps: int = 0
+    """Write one after so many steps, and one at the end. 0: by `Plan.checkpoint_s`, or only when asked for."""
+    keep: int = 2
+    """How many of the latest stay."""
+    best: str = ""
+    """A metric of the job's evaluation (without eval_data: "loss", of the step): the checkpoint with the best stays."""
+    best_is: str = "lowest"
+    """Which of its values is the best: lowest or highest."""
+    local: str = ""
+    """A folder on storage of the node, to write them to first; they are copied to the run folder while training goes
+    on. $TMPDIR, ~ and the like stand for what they are on each node. Empty: to the run folder at once."""
+    on_error: str = "continue"
+    """What happens where one cannot be written, as on a full disk: continue, and say so; or stop."""
+    resume: bool = False
+    """Go on with the run of the same name, if there is one, from the last of its checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0 or self.keep < 1:
+            raise PlanError(
+                f"checkpoint.every_steps={self.every_steps}, checkpoint.keep={self.keep}: every_steps is at least 0 "
+                "(0: not by steps), keep at least 1."
+            )
+        for name, known in (("best_is", ["lowest", "highest"]), ("on_error", ["continue", "stop"])):
+            value = getattr(self, name)
+            if value not in known:
+                raise PlanError(f"checkpoint.{name}={value!r} is none.{did_you_mean(value, known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """How a global batch is cut up."""
 
@@ -160,7 +193,11 @@ class Plan:
     """Where a job's packs are copied to when it starts: "off" leaves them where they lie; a folder, or a kind of
     storage (memory, local, scratch, project); auto: to what is measurably faster, if they lie on shared storage."""
     checkpoint_s: float | None = None
-    """Seconds between checkpoints."""
+    """Seconds between checkpoints, where `checkpoint.every_steps` does not say it in steps."""
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    on_loss: OnLoss = field(default_factory=OnLoss)
+    weights: str = ""
+    """Where the model begins: a folder or file of safetensors, as `shoal export` and Hugging Face write them."""
     timeout_s: float = 600.0
     """How long a worker waits for the others in one collective before it gives up."""
     predicted: Predicted | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.distributed import GradBucket
 
+from shoal.comm.calls import CALLS
 from shoal.comm.group import all_reduce_sum
 
 
@@ -25,7 +26,9 @@ class AllReduce:
     def hook(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the sum of one bucket. Called by DDP during backward, on every worker, in the same order."""
         self._on_bucket()
-        return all_reduce_sum(bucket.buffer()).get_future().then(_tensor)
+        gradient = bucket.buffer()
+        CALLS.note_bucket(gradient.numel(), bucket.index())
+        return all_reduce_sum(gradient).get_future().then(_tensor)
 
 
 class PendingTotal:

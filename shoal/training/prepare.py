@@ -14,6 +14,7 @@ import torch
 import shoal
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
+from shoal.fault.checkpoint.manifest import committed, step_of
 from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
@@ -41,9 +42,30 @@ def prepare_run(
     host = probed_host(cluster, say=say) or measured_host()
     plan, profile = resolve_plan(job, plan, gpu=host.nodes[0].devices > 0, say=say)
     plan = dataclasses.replace(plan, predicted=predict_plan(job, plan, profile, cluster=host, say=say))
-    folder = RunFolder.create(runs, name, stem=file.stem if file else "run")
+    folder = _gone_on_with(runs, name, plan) or RunFolder.create(runs, name, stem=file.stem if file else "run")
     write_run(folder, job, plan, host, file=file, variable=variable)
     return folder
+
+
+def _gone_on_with(runs: Path, name: str | None, plan: Plan) -> RunFolder | None:
+    """Return the run that is to be gone on with, ready for it; None if this is a new one."""
+    if not plan.checkpoint.resume or name is None or not (runs / name / "run.toml").is_file():
+        return None
+    folder = RunFolder.open(runs / name)
+    there = committed(folder.checkpoints)
+    folder.begin_attempt(step=step_of(there[-1]) if there else 0, workers=plan.workers)
+    return folder
+
+
+def latest_run(runs: Path, stem: str) -> str | None:
+    """Return the name of the last run of the job file `stem` that can be gone on with: not done, with a checkpoint."""
+    found = [path.parent for path in runs.glob("*/run.toml") if path.parent.name.rpartition("-")[0] == stem]
+    open_ones = [
+        path
+        for path in found
+        if RunFolder(path).read_result()["status"] != "done" and committed(RunFolder(path).checkpoints)
+    ]
+    return max(open_ones, key=lambda path: (path / "run.toml").stat().st_mtime).name if open_ones else None
 
 
 def write_run(

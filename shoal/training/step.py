@@ -15,12 +15,14 @@ On a GPU nothing is read back during a step: the processor runs ahead, and what 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from shoal.comm.calls import CALLS
+from shoal.comm.first_calls import comparing_calls
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.mesh import Position
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
@@ -153,10 +155,12 @@ class Stepper:
 
     def step(self, part: Part, batch: Any) -> Pending:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
+        CALLS.step = part.step
         pieces = self._cutter.cut(part, batch)
         weight = sum(piece.weight for piece in pieces)
         batch_weight = self._batch_weight(part, weight)
-        losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
+        with comparing_calls() if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
+            losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
         if self._state.step == 0:
             self._refuse_unused()
         self._finish_gradients()

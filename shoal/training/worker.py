@@ -1,5 +1,7 @@
 """The main of a worker process: `python -m shoal worker RUN`. It never knows who started it."""
 
+import functools
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -7,15 +9,19 @@ from pathlib import Path
 from shoal.comm.failure import is_peer_failure
 from shoal.comm.rank import ALONE, Rank, read_rank
 from shoal.comm.store import connect
-from shoal.core.errors import PeerLost, PlanError, ShoalError, WorkerFailed
+from shoal.comm.torch_private import has_abandoned_groups
+from shoal.core.errors import PeerLost, PlanError, ShoalError, Stopped, WorkerFailed
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
+from shoal.fault import inject
+from shoal.fault.preempt import Preemption, last_step, preemptible
 from shoal.spec.plan import Plan
 from shoal.spec.record import JobRecord
+from shoal.training.elastic import train_elastic
 from shoal.training.jobfile import load_job
 from shoal.training.loop import train_all
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 
 
 def work(path: Path, *, is_watched: bool) -> int:
@@ -26,8 +32,14 @@ def work(path: Path, *, is_watched: bool) -> int:
     folder = RunFolder.open(path)
     rank = read_rank() or ALONE
     log = EventLog(folder.events_of(rank.index))
+    last_words = functools.partial(log.write, "error", type=Stopped.__name__, traceback="")
     try:
-        train_run(folder, rank=rank, log=log)
+        inject.begin(rank.index)
+        inject.at("start")
+        with preemptible(
+            last_words=lambda message: last_words(message=message), last_saved=lambda: last_step(folder.checkpoints)
+        ) as preemption:
+            train_run(folder, rank=rank, log=log, preemption=preemption)
     except Exception as error:
         known = report_error(error, log)
         if not is_watched:
@@ -35,19 +47,29 @@ def work(path: Path, *, is_watched: bool) -> int:
         return known.exit_code
     finally:
         log.close()
+    if has_abandoned_groups():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # Python's own way out would free them, and may wait for ever
     return 0
 
 
-def train_run(folder: RunFolder, *, rank: Rank, log: EventLog) -> None:
+def train_run(folder: RunFolder, *, rank: Rank, log: EventLog, preemption: Preemption | None = None) -> None:
     """Train the run in `folder` to its end, as worker `rank`. Called by every worker."""
     plan, record = read_toml(Plan, folder.plan_toml), read_toml(JobRecord, folder.job_toml)
     if plan.workers != rank.workers:
         raise PlanError(f"the plan has {plan.workers} workers, but {rank.workers} were started. Start {plan.workers}.")
     file = Path(record.file)
     job = load_job(file, source=folder.code / file.name, variable=record.variable).with_steps(record.steps)
+    if rank.member and plan.on_loss.go_on:
+        meeting = connect(rank, timeout_s=plan.timeout_s)
+        train_elastic(
+            job, plan, folder, rank=rank, store=meeting, log=log, preemption=preemption, is_recorded=record.is_recorded
+        )
+        return
     store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
     with open_run(job, folder, rank=rank, store=store, log=log, is_recorded=record.is_recorded) as run:
-        train_all(run)
+        train_all(run, preemption=preemption)
 
 
 def report_error(error: Exception, log: EventLog) -> ShoalError:

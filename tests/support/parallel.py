@@ -9,8 +9,8 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.spec.plan import Plan
 from shoal.training.loop import train_all
+from shoal.training.opening import open_run
 from shoal.training.resolve import resolve_plan
-from shoal.training.run import open_run
 from tests.support.ranks import RankPool
 from tests.support.training import build
 

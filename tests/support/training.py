@@ -20,7 +20,7 @@ from shoal.data.partition import global_batch
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 
 
 @dataclass

@@ -21,8 +21,8 @@ from shoal.spec.job import Job
 from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.training.jobfile import load_job
 from shoal.training.memory import state_bytes
+from shoal.training.opening import open_run
 from shoal.training.resolve import resolve_plan
-from shoal.training.run import open_run
 from tests.support.jobs import EXAMPLES
 from tests.support.ranks import RankPool
 from tests.support.training import bare_folder

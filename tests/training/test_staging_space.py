@@ -62,7 +62,8 @@ fields['steps'] = 100000
 def test_space_is_given_back_after_a_worker_was_killed(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.pack").symlink_to(rows)
     file, fast = job_file(tmp_path, PACKED), tmp_path / "fast"
-    command = [sys.executable, "-m", "shoal", "train", str(file), "--workers", "2", "--stage", "./fast", "--name", "x"]
+    arguments = ["--workers", "2", "--stage", "./fast", "--name", "x", "--on-loss", "stop"]
+    command = [sys.executable, "-m", "shoal", "train", str(file), *arguments]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         logs = [tmp_path / f"runs/x/events/rank-{rank}.jsonl" for rank in range(2)]

@@ -11,7 +11,7 @@ from shoal.comm.store import connect
 from shoal.core.events import EventLog, EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.spec.plan import Batch, Mesh, Plan
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 from tests.support.ranks import RankPool, WorkerError
 from tests.support.training import Trace, bare_folder, build, largest_difference, reference, train_part
 

@@ -7,6 +7,7 @@
 3. Chunks are taken from the processes in turn, so that they come in their order.
 """
 
+import atexit
 import contextlib
 import mmap
 import os
@@ -81,6 +82,7 @@ class _Process:
             # Python 3.12 warns of locks that another thread may hold at this moment. The child takes none of ours.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
+        atexit.register(self._process.kill)  # multiprocessing's own way, SIGTERM, is not heard by it
         theirs.close()
         for slot in range(slots):
             self.give_back(slot)
@@ -115,12 +117,16 @@ class _Process:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(timeout=5)
+        atexit.unregister(self._process.kill)
 
 
 def _serve(work: Iterator[range], load: Load, pipe: Connection, theirs: Connection, memories: list[mmap.mmap]) -> None:
     """Load chunk after chunk, each into a slot that is free: what the process does."""
     theirs.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us, who then closes the pipe
+    # These are for the one who started us, who then closes the pipe; or first loads some more, for its last steps: a
+    # batch system sends them to every process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # and those of the parent were not forked with us
     parent = os.getppid()
     with contextlib.suppress(EOFError, ConnectionError):

@@ -1,0 +1,47 @@
+"""A plan for fewer workers than it was made for, or for as many again.
+
+1. The tensor and pipeline axes stay as they are: together they hold one whole model, and less of it cannot train.
+2. Of the data axes, whole replicas go first; then the shard axis shrinks (ZeRO), until nothing is left to be sharded.
+3. Shares are equal, or those that the plan gives to the workers that are left, scaled to 1.
+
+The global batch, its order, seeds and schedule are the job's: they never change. Where the plan names a micro-batch, a
+part that is larger now is accumulated in more of them.
+
+Example: mesh replicate=2, shard=2 (ZeRO-3) on 4 workers. Of 3 workers that are left 3 go on as shard=3, of 2 as
+shard=2, and one alone without any ZeRO.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from shoal.spec.plan import Mesh, Plan
+
+
+def fitting(plan: Plan, workers: int) -> int:
+    """Return how many of `workers` can train under `plan`, resized; 0 where they hold no whole model."""
+    whole = plan.mesh.tensor * plan.mesh.pipeline
+    return min(plan.workers, workers // whole * whole)
+
+
+def resized(plan: Plan, numbers: Sequence[int]) -> Plan:
+    """Return `plan` for the workers of these `numbers`, in their order; as many as fit."""
+    if len(numbers) == plan.workers:
+        return plan
+    mesh = _mesh(plan.mesh, len(numbers) // (plan.mesh.tensor * plan.mesh.pipeline))
+    batch = dataclasses.replace(plan.batch, shares=_shares(plan, mesh, numbers))
+    return dataclasses.replace(plan, mesh=mesh, batch=batch, zero=plan.zero if mesh.shard > 1 else 0)
+
+
+def _mesh(mesh: Mesh, data: int) -> Mesh:
+    """Return the mesh with `data` parts of a batch."""
+    if data % mesh.shard == 0:
+        return dataclasses.replace(mesh, replicate=data // mesh.shard)
+    return dataclasses.replace(mesh, replicate=1, shard=data)
+
+
+def _shares(plan: Plan, mesh: Mesh, numbers: Sequence[int]) -> tuple[float, ...]:
+    shares = plan.batch.shares
+    # A worker's number is its part of the batch only where every part has one worker.
+    kept = [shares[number] for number in numbers] if shares and plan.mesh.data == plan.workers else shares[: mesh.data]
+    return tuple(share / math.fsum(kept) for share in kept)

@@ -1,0 +1,50 @@
+"""Plans for fewer workers than they were made for."""
+
+import pytest
+
+from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.training.resized import fitting, resized
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers", "expected"),
+    [
+        (Mesh(replicate=4), 3, Mesh(replicate=3)),
+        (Mesh(replicate=4), 1, Mesh()),
+        (Mesh(shard=4), 3, Mesh(shard=3)),
+        (Mesh(shard=2), 1, Mesh()),
+        (Mesh(replicate=3, shard=2), 4, Mesh(replicate=2, shard=2)),
+        (Mesh(replicate=2, shard=2), 3, Mesh(shard=3)),
+        (Mesh(replicate=2, tensor=2), 2, Mesh(tensor=2)),
+        (Mesh(pipeline=2, replicate=3), 4, Mesh(pipeline=2, replicate=2)),
+        (Mesh(shard=3, tensor=2), 4, Mesh(shard=2, tensor=2)),
+    ],
+)
+def test_whole_replicas_go_first_then_shards_and_never_parts_of_a_model(
+    mesh: Mesh, workers: int, expected: Mesh
+) -> None:
+    plan = Plan(mesh=mesh, zero=3 if mesh.shard > 1 else 0)
+    smaller = resized(plan, range(workers))
+    assert smaller.mesh == expected
+    assert smaller.zero == (3 if expected.shard > 1 else 0)
+    assert resized(plan, range(plan.workers)) == plan
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers", "expected"),
+    [
+        (Mesh(replicate=4), 3, 3),
+        (Mesh(replicate=4), 9, 4),
+        (Mesh(replicate=2, tensor=2), 3, 2),
+        (Mesh(pipeline=2, tensor=2), 3, 0),
+        (Mesh(pipeline=2, replicate=2), 4, 4),
+    ],
+)
+def test_as_many_train_as_hold_whole_models(mesh: Mesh, workers: int, expected: int) -> None:
+    assert fitting(Plan(mesh=mesh), workers) == expected
+
+
+def test_unequal_shares_stay_with_their_workers() -> None:
+    plan = Plan(mesh=Mesh(replicate=4), batch=Batch(shares=(0.4, 0.3, 0.2, 0.1)))
+    assert resized(plan, [0, 2, 3]).shares == pytest.approx((4 / 7, 2 / 7, 1 / 7))
+    assert resized(Plan(mesh=Mesh(replicate=4)), [1, 3]).shares == (0.5, 0.5)

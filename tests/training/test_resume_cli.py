@@ -1,0 +1,87 @@
+"""`shoal train --resume`: by another number of workers, from the command line, as people do it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.core.events import EventReader
+from shoal.core.run_folder import RunFolder
+from shoal.fault.inject import environment, fail_at
+from tests.support.files import job_file
+
+
+def shoal(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def losses(folder: Path) -> dict[int, float]:
+    events = EventReader(RunFolder(folder).events_of(0)).poll()
+    return {e["step"]: e["loss"] for e in events if e["kind"] == "step"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was never stopped, and one of which a worker died, gone on with by 3 workers."""
+    folder = tmp_path_factory.mktemp("runs")
+    file = str(job_file(folder))
+    settings = ("--checkpoint-every", "2")
+    assert shoal(folder, "train", file, "--workers", "1", "--name", "whole", *settings).returncode == 0
+    killed = environment([fail_at(1, 4, point="checkpoint: writing")])
+    died = shoal(folder, "train", file, "--workers", "2", "--on-loss", "stop", *settings, **killed)
+    assert died.returncode == 1, died.stderr
+    assert "worker 1" in died.stderr
+    assert RunFolder(folder / "runs" / "tiny-1").read_result()["status"] == "failed"
+    done = shoal(folder, "train", file, "--workers", "3", "--resume", *settings, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert "Going on after step 2" in done.stderr
+    return folder / "runs"
+
+
+def test_a_run_that_died_is_gone_on_with_by_another_number_of_workers(runs: Path) -> None:
+    found, expected = losses(runs / "tiny-1"), losses(runs / "whole")
+    assert list(found) == [1, 2, 3, 4, 5, 6]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert RunFolder(runs / "tiny-1").read_result()["status"] == "done"
+    assert not (runs / "tiny-2").exists()
+
+
+def test_the_events_of_the_attempt_before_are_kept_apart(runs: Path) -> None:
+    events: list[dict[str, Any]] = EventReader(runs / "tiny-1" / "events" / "attempt-1" / "rank-0.jsonl").poll()
+    assert events[0]["kind"] == "start"
+    now = EventReader(RunFolder(runs / "tiny-1").events_of(0)).poll()
+    assert [event["kind"] for event in now].count("start") == 1
+    assert not any(event["kind"] == "error" for event in now)
+
+
+def test_weights_are_exported(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(runs / "tiny-1"), str(tmp_path / "weights"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 6
+    assert (tmp_path / "weights" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--resume", "nowhere"], "is not a run folder"),
+        (["--resume", "runs/tiny-1", "--name", "new"], "--name names a new run, and --resume one that there is"),
+        (["--checkpoint-every", "0"], "--checkpoint-every 0: write one after at least 1 step"),
+        (["--weights", "nowhere"], "there is no nowhere to begin with"),
+        (["--keep", "0"], "keep at least 1"),
+    ],
+)
+def test_mistakes_are_said(
+    arguments: list[str], sentence: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    assert main(["train", "tiny.py", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
