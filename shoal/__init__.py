@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from shoal.api import train as train
     from shoal.api import verify as verify
     from shoal.core.errors import ShoalError as ShoalError
+    from shoal.core.errors import Stopped as Stopped
     from shoal.data.loader import Loader as Loader
     from shoal.data.loading.crops import ImageOptions as ImageOptions
     from shoal.data.pack.writer import pack as pack
     from shoal.data.view import View as View
+    from shoal.fault.checkpoint.weights import export as export
     from shoal.planner.memory.fit import Estimate as Estimate
     from shoal.planner.search.ranking import Ranking as Ranking
     from shoal.report.summary import Summary as Summary
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.spec.device import Link as Link
     from shoal.spec.job import Job as Job
     from shoal.spec.plan import Batch as Batch
+    from shoal.spec.plan import Checkpoints as Checkpoints
     from shoal.spec.plan import Mesh as Mesh
     from shoal.spec.plan import Plan as Plan
     from shoal.spec.plan import Sync as Sync
@@ -33,6 +36,7 @@ __version__ = "0.1.0"
 # Where each public name lives. It is imported when first used: `import shoal` alone takes no torch with it.
 _HOMES = {
     "Batch": "shoal.spec.plan",
+    "Checkpoints": "shoal.spec.plan",
     "Cluster": "shoal.spec.cluster",
     "Device": "shoal.spec.device",
     "Estimate": "shoal.planner.memory.fit",
@@ -46,10 +50,12 @@ _HOMES = {
     "Ranking": "shoal.planner.search.ranking",
     "Run": "shoal.training.run",
     "ShoalError": "shoal.core.errors",
+    "Stopped": "shoal.core.errors",
     "Summary": "shoal.report.summary",
     "Sync": "shoal.spec.plan",
     "Verdict": "shoal.training.verify",
     "View": "shoal.data.view",
+    "export": "shoal.fault.checkpoint.weights",
     "fit": "shoal.api",
     "pack": "shoal.data.pack.writer",
     "plan": "shoal.api",
@@ -60,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "Checkpoints",
     "Cluster",
     "Device",
     "Estimate",
@@ -73,10 +80,12 @@ __all__ = [
     "Ranking",
     "Run",
     "ShoalError",
+    "Stopped",
     "Summary",
     "Sync",
     "Verdict",
     "View",
+    "export",
     "fit",
     "pack",
     "plan",

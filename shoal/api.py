@@ -13,7 +13,10 @@ from shoal.comm.store import connect
 from shoal.core.errors import ConfigError, ShoalError, Stopped
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
+from shoal.core.script import ending_of, main_file, origin_of
 from shoal.core.toml import read_toml
+from shoal.fault import inject
+from shoal.fault.preempt import last_step, preemptible
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
 from shoal.launch.worker_command import worker_command
@@ -28,11 +31,12 @@ from shoal.spec.plan import Mesh, Plan
 from shoal.training.fitting import fit_job
 from shoal.training.host import Say, this_host
 from shoal.training.jobfile import load_job
-from shoal.training.loop import train_all
+from shoal.training.loop import listening, train_all
+from shoal.training.opening import open_run
 from shoal.training.planning import plan_job
 from shoal.training.prepare import prepare_run, write_run
 from shoal.training.resolve import one_process, resolve_plan
-from shoal.training.run import Run, open_run
+from shoal.training.run import Run
 from shoal.training.verify import TOLERANCE, Verdict, compare_runs
 from shoal.training.worker import report_error
 
@@ -54,9 +58,9 @@ def train(
     job = job.with_steps(steps)
     plan = _resolve(plan, workers)
     if read_rank() is None and plan.workers > 1:
-        file, variable = _origin(job)
+        file, variable = origin_of(job)
         return launch(job, plan, file=file, variable=variable, name=name, runs=Path(runs), console=_console())
-    return _train_here(job, plan, file=_main_file(), name=name, runs=Path(runs))
+    return _train_here(job, plan, file=main_file(), name=name, runs=Path(runs))
 
 
 def fit(job: Job, *, device: str | None = None, micro_batch: int | None = None, precision: str = "fp32") -> Estimate:
@@ -92,7 +96,7 @@ def verify(
     Losses, gradients and final parameters are compared, each by its relative difference. Like `train` with several
     workers, this needs the job in a variable of the script that was started.
     """
-    file, variable = _origin(job)
+    file, variable = origin_of(job)
     settings = {"steps": steps, "tolerance": tolerance, "name": name, "runs": Path(runs)}
     return verify_file(file, _resolve(plan, None), variable=variable, console=_console(), **settings)  # type: ignore[arg-type]
 
@@ -155,7 +159,7 @@ def start(
 
     "auto" plans plain data parallelism over the workers that torchrun or srun started; without them, there is one.
     """
-    with _joined(job, _resolve(plan, None), file=_main_file(), name=name, runs=Path(runs)) as run:
+    with _joined(job, _resolve(plan, None), file=main_file(), name=name, runs=Path(runs)) as run:
         yield run
 
 
@@ -168,12 +172,24 @@ def _joined(
     folder = _agree_on_folder(job, plan, rank, store, file=file, name=name, runs=runs, cluster=cluster)
     log = EventLog(folder.events_of(rank.index))
     status, message = "stopped", ""
+
+    def last_words(said: str) -> None:
+        log.write("error", type=Stopped.__name__, message=said, traceback="")
+        if rank.index == 0:
+            folder.write_result("stopped", said)
+
+    inject.begin(rank.index)
+    inject.at("start")
     try:
-        with open_run(job, folder, rank=rank, store=store, log=log) as run:
+        with (
+            preemptible(last_words=last_words, last_saved=lambda: last_step(folder.checkpoints)) as preemption,
+            open_run(job, folder, rank=rank, store=store, log=log) as run,
+            listening(run, preemption),
+        ):
             yield run
         status = "done"
     except Exception as error:
-        status, message = "failed", str(error)
+        status, message = ending_of(error), str(error)
         report_error(error, log)
         raise
     finally:
@@ -206,15 +222,17 @@ def _run_workers(folder: RunFolder, job: Job, plan: Plan, *, console: Console) -
     status, message = "failed", ""
     try:
         with LiveView(folder, steps=job.total_steps, unit=job.unit, console=console) as view:
-            watch = Watch(on_line=lambda rank, line: view.print(f"[worker {rank}] {line}"), on_tick=view.poll)
+            watch = Watch.by(view.print, on_tick=view.poll)
             command = worker_command(folder.path)
-            workers = launch_local(command, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch)
+            workers = launch_local(
+                command, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch, on_loss=plan.on_loss
+            )
         cause = find_cause(folder, workers)
         if cause is not None:
             raise cause
         status = "done"
     except ShoalError as error:
-        status, message = "stopped" if isinstance(error, Stopped) else "failed", str(error)
+        status, message = ending_of(error), str(error)
         raise
     finally:
         _conclude(folder, status, message)
@@ -259,24 +277,6 @@ def _agree_on_folder(
         return folder
     assert store is not None
     return RunFolder.open(Path(store.get("run").decode()))
-
-
-def _origin(job: Job) -> tuple[Path, str]:
-    """Return the script that was started and the name of its variable that holds `job`."""
-    main = sys.modules["__main__"]
-    names = [name for name, value in vars(main).items() if value is job]
-    file = _main_file()
-    if file is None or not names:
-        raise ConfigError(
-            "several workers read the job from the script that was started: keep it in a variable at the top level of "
-            "that script (job = shoal.Job(...)), or train with workers=1."
-        )
-    return file, names[0]
-
-
-def _main_file() -> Path | None:
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return Path(file) if file else None
 
 
 def _view(run: Run) -> LiveView:

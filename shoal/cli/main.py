@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, cost, fit, pack, plan, probe, report, stage, train, verify, worker
+from shoal.cli import bench, cost, export, fit, pack, plan, probe, report, stage, train, verify, worker
 from shoal.core.errors import ShoalError, WorkerFailed
 
 VERBS = {
@@ -16,6 +16,7 @@ VERBS = {
     "train": train,
     "verify": verify,
     "report": report,
+    "export": export,
     "probe": probe,
     "pack": pack,
     "stage": stage,

@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 
 from shoal.cli import flags
+from shoal.cli.checkpoint_flags import add_checkpoint_flags, find_run, read_checkpoints
+from shoal.cli.elastic_flags import add_elastic_flags, read_elastic
 from shoal.cli.plan_flags import add_plan_flags, read_plan
+from shoal.cli.preempt_flags import add_preempt_flags, read_preempt
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
 
@@ -19,6 +22,9 @@ example:
   shoal train train.py --mesh shard=2,tensor=2 --zero 3
   shoal train train.py --plan plan.toml --steps 100 --json
   shoal train train.py --workers 8 --stage /local/me        with a copy of its pack there, for as long as it runs
+  shoal train train.py --workers 8 --checkpoint-every 500   a checkpoint after every 500 steps
+  shoal train train.py --workers 4 --resume runs/train-1    go on from its last one, with any number of workers
+  shoal train train.py --workers 8 --wall-limit 3h59m       stop with a checkpoint, and exit code 75, before that
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
 FILE defines `job = shoal.Job(...)`. Its main is not run.
@@ -42,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "project; off; auto (default): to faster storage of the node, if they lie on shared storage",
     )
     parser.add_argument("--steps", type=int, metavar="S", help="train for S steps instead of the job's own length")
+    add_checkpoint_flags(parser)
+    add_preempt_flags(parser)
+    add_elastic_flags(parser)
     parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
 
@@ -51,12 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(arguments)
     if arguments.stage is not None:
         plan = dataclasses.replace(plan, staging=_where(arguments.stage))
+    plan = read_elastic(arguments, read_checkpoints(arguments, plan))
+    read_preempt(arguments)
     file: Path = arguments.file
     flags.existing(file)
     if arguments.steps is not None and arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: train for at least 1 step.")
     if arguments.cluster is not None and not arguments.cluster.is_file():
         raise ConfigError(f"there is no file {arguments.cluster}. Measure this machine: shoal probe")
+    runs, name = find_run(arguments)
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -68,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         file,
         plan,
         steps=arguments.steps,
-        name=arguments.name,
-        runs=arguments.runs,
+        name=name,
+        runs=runs,
         cluster=arguments.cluster,
         console=console,
     )

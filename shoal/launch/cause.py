@@ -2,8 +2,10 @@
 
 When one worker fails, the others fail after it because their collectives break. The cause is, in this order:
 
+0. none, where lost workers were replaced and the run has come to its end;
 1. a worker that was killed by a signal that we did not send;
-2. the earliest error that is not the echo of another worker's (`PeerLost`);
+2. the earliest error that is not the echo of another worker's (`PeerLost`); then, one that was killed before, and
+   without which the others had gone on;
 3. a worker that left without a word;
 4. the earliest echo: then the cause lies on another host.
 """
@@ -20,14 +22,19 @@ from shoal.launch.local import Worker
 
 def find_cause(folder: RunFolder, workers: list[Worker]) -> ShoalError | None:
     """Return why the run failed, or None if every worker did all it had to."""
+    if workers and all(worker.is_done for worker in workers):
+        return None
     logs = {worker.rank: EventReader(folder.events_of(worker.rank)).poll() for worker in workers}
     killed = [w for w in workers if w.exit_code is not None and w.exit_code < 0 and not w.is_ended_by_us]
-    if killed:
+    killed.sort(key=lambda worker: worker.is_lost)
+    if killed and not killed[0].is_lost:
         return _killed(killed[0], logs[killed[0].rank])
     words = [(event["time"], rank, event) for rank, log in logs.items() for event in log if event["kind"] == "error"]
     words.sort(key=lambda item: (item[2]["type"] == "PeerLost", item[0]))
     if words and words[0][2]["type"] != "PeerLost":
         return _raised(words[0][1], words[0][2])
+    if killed:
+        return _killed(killed[0], logs[killed[0].rank])
     for worker in workers:
         if not worker.is_ended_by_us and not any(event["kind"] in ("end", "error") for event in logs[worker.rank]):
             return WorkerFailed(

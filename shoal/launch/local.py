@@ -2,9 +2,13 @@
 
 1. Host the rendezvous store on loopback, on a free port; start the workers, each in a session of its own.
 2. Pass on what they print, line by line, and look at their ends as they come.
-3. When one fails (and not merely because another is gone: then the one that is the cause gets `GRACE_S` to say so
-   itself), or somebody asks to stop, end all the others: SIGTERM, and SIGKILL for those still there after
-   `GRACE_S`. No process outlives this function; if this process itself is killed, the kernel ends the workers.
+3. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the workers, who stop in order (fault/preempt.py): they have the
+   notice for it. So have the others when one has stopped by itself.
+4. With `on_loss`, workers that are lost are replaced, and the others go on (replacing.py).
+5. When one fails (and not merely because another is gone: then the one that is the cause gets `GRACE_S` to say so
+   itself), when the notice is over, at a second signal, or at Ctrl-C, end all the others: SIGHUP, which workers do not
+   take for a request to stop in order, and SIGKILL for those still there after `GRACE_S`. No process outlives this
+   function; if this process itself is killed, the kernel ends the workers.
 """
 
 import contextlib
@@ -12,16 +16,23 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
+from shoal.comm.rank import MEMBER
 from shoal.core.errors import PeerLost, Stopped
 from shoal.core.host import threads_per_worker
+from shoal.core.notice import read_notice_s
+from shoal.launch.replacing import Replacing
+from shoal.launch.requests import Requests, stop_requests, stopped
+from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
 _TICK_S = 0.1
+_STOPPED = Stopped("").exit_code
 
 
 @dataclass
@@ -34,6 +45,12 @@ class Worker:
     exit_code: int | None = None
     """Negative: the signal that killed it."""
     is_ended_by_us: bool = False
+    member: str = ""
+    """What it is called among the workers of a run that replaces lost ones."""
+    is_lost: bool = False
+    """Whether it was lost, and the others have gone on."""
+    is_done: bool = False
+    """Whether the run has come to its end, with this worker or, if that was lost, without it."""
 
 
 @dataclass
@@ -44,29 +61,71 @@ class Watch:
     """Called with each line that a worker prints."""
     on_tick: Callable[[], None] = lambda: None
     """Called several times a second."""
+    on_note: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    """Called with what the launcher itself has to say."""
+
+    @classmethod
+    def by(cls, say: Callable[[str], None], *, on_tick: Callable[[], None]) -> "Watch":
+        """Return one that gives everything to `say`."""
+        return cls(lambda rank, line: say(f"[worker {rank}] {line}"), on_tick, say)
 
 
-def launch_local(command: list[str], *, workers: int, timeout_s: float, watch: Watch) -> list[Worker]:
+def launch_local(
+    command: list[str], *, workers: int, timeout_s: float, watch: Watch, on_loss: OnLoss | None = None
+) -> list[Worker]:
     """Run `command` as `workers` worker processes on this machine until all have ended, and return them.
 
-    Raises Stopped on SIGTERM (exit code 75) and on Ctrl-C (130), after every worker has ended.
+    With `on_loss`, lost ones are replaced, if it says so: the last process of each worker is returned. Raises Stopped
+    after every worker has ended: on Ctrl-C (exit code 130), and on a signal that was passed on (75) if not all of them
+    stopped in order upon it, with 75, or were just done.
     """
     from shoal.comm.store import LOOPBACK, host_store  # imports torch
 
     store, port = host_store(host=LOOPBACK, timeout_s=timeout_s)
-    env = _environment(workers, LOOPBACK, port)
+    env, notice_s = _environment(workers, LOOPBACK, port), read_notice_s()
     started: list[Worker] = []
-    with _stop_requests() as requests:
+    replacing = None
+    if on_loss is not None and on_loss.go_on:
+        start = lambda number, member: _start(command, number, env, member=member)  # noqa: E731
+        replacing = Replacing(store, on_loss, start=start, say=watch.on_note)
+    with stop_requests() as requests, kept_memory(store) if replacing else contextlib.nullcontext():
         try:
-            for rank in range(workers):
-                started.append(_start(command, rank, env))
-            _watch(started, watch, requests)
+            if replacing is not None:
+                started += replacing.start_all(workers)
+            else:
+                started += [_start(command, rank, env) for rank in range(workers)]
+            _watch(started, watch, requests, notice_s=notice_s, replacing=replacing)
         finally:
             _end_all(started, watch)
+        _note_done(started, replacing)
     del store  # it had to outlive the workers
-    if requests:
-        raise _stopped(requests[0])
+    in_order = all(worker.exit_code in (0, _STOPPED) for worker in started)
+    if requests.numbers and (requests.ends_at_once or not in_order):
+        raise stopped(requests.numbers[-1])
     return started
+
+
+@contextlib.contextmanager
+def kept_memory(store: Any) -> Iterator[None]:
+    """Keep the workers' snapshots in this host's memory for the length of a `with` block, whoever of them is alive."""
+    from shoal.comm.shm.kept import open_room, remove_room, token_of
+
+    token, room = token_of(store), None
+    try:
+        with contextlib.suppress(OSError):  # a host without shared memory: workers find that out for themselves
+            room = open_room(token)
+        yield
+    finally:
+        remove_room(token)
+        if room is not None:
+            room.close()
+
+
+def _note_done(workers: list[Worker], replacing: Replacing | None) -> None:
+    if replacing is None or not replacing.is_finished():
+        return
+    for worker in workers:
+        worker.is_done = worker.is_lost or (worker.exit_code == 0 and replacing.has_done(worker))
 
 
 def _environment(workers: int, host: str, port: int) -> dict[str, str]:
@@ -87,49 +146,88 @@ def _environment(workers: int, host: str, port: int) -> dict[str, str]:
     }
 
 
-def _start(command: list[str], rank: int, env: dict[str, str]) -> Worker:
+def _start(command: list[str], rank: int, env: dict[str, str], *, member: str = "") -> Worker:
     process = subprocess.Popen(
         command,
-        env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), MEMBER: member},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches us alone, and what a worker starts can be ended with it
     )
-    return Worker(rank, process)
+    return Worker(rank, process, member=member)
 
 
-def _watch(workers: list[Worker], watch: Watch, requests: list[int]) -> None:
-    """Return when all workers have ended, when one has failed, or when a stop is requested."""
-    with selectors.DefaultSelector() as selector:
+def _watch(
+    workers: list[Worker], watch: Watch, requests: Requests, *, notice_s: float, replacing: Replacing | None
+) -> None:
+    """Return when all workers have ended, when one has failed, or when the rest is to be ended."""
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
         for worker in workers:
-            assert worker.process.stdout is not None
-            os.set_blocking(worker.process.stdout.fileno(), False)
-            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-        patience = _Patience()
-        while not requests and not patience.is_over([_poll(worker) for worker in workers]):
+            _listen_to(worker, selector, opened)
+        patience = _Patience(notice_s)
+        while not requests.ends_at_once:
+            is_asked = requests.pass_on(workers)
+            codes = [_poll(worker) for worker in workers]
+            if replacing is not None:
+                before = list(workers)
+                started = replacing.look(workers, is_ending=is_asked or _STOPPED in codes)
+                for worker in [worker for worker in before if worker not in workers]:
+                    _let_go(worker, watch, selector)
+                for worker in started:
+                    _listen_to(worker, selector, opened)
+                codes = [worker.exit_code for worker in workers if not worker.is_lost]
+            ended = [worker for worker in workers if worker.exit_code == 0]
+            has_left = replacing is not None and not all(map(replacing.has_done, ended))
+            if has_left or patience.is_over(codes, is_asked=is_asked):
+                break
             for key, _ in selector.select(timeout=_TICK_S):
-                if not _read(key.data, watch):
+                if not (isinstance(key.data, Worker) and _read(key.data, watch)):
                     selector.unregister(key.fileobj)
             if not selector.get_map():
                 time.sleep(_TICK_S)  # all have closed their output; their ends follow
             watch.on_tick()
 
 
+def _let_go(worker: Worker, watch: Watch, selector: selectors.BaseSelector) -> None:
+    """Forget a worker that was replaced, after its last words."""
+    with contextlib.suppress(KeyError):  # it has closed its output before
+        selector.unregister(worker.process.stdout)  # type: ignore[arg-type]  # it has a pipe
+    _clear(worker, watch)
+
+
+def _listen_to(worker: Worker, selector: selectors.BaseSelector, opened: contextlib.ExitStack) -> None:
+    """Have `selector` tell what the worker prints, and when it ends."""
+    assert worker.process.stdout is not None
+    os.set_blocking(worker.process.stdout.fileno(), False)
+    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # it has ended already
+            pidfd = os.pidfd_open(worker.process.pid)
+            opened.callback(os.close, pidfd)
+            selector.register(pidfd, selectors.EVENT_READ)
+
+
 class _Patience:
-    """How long to go on watching: until all have ended or one has failed, and after an echo a little longer."""
+    """How long to go on watching: until all have ended or one has failed.
 
-    def __init__(self) -> None:
-        self._deadline: float | None = None
+    After the echo of a failure a little longer; after a request to stop, or when one has stopped, for the notice.
+    """
 
-    def is_over(self, codes: list[int | None]) -> bool:
+    def __init__(self, notice_s: float) -> None:
+        self._notice_s = notice_s
+        self._deadlines: dict[str, float] = {}
+
+    def is_over(self, codes: list[int | None], *, is_asked: bool = False) -> bool:
         """Return whether there is nothing more to wait for from workers with these exit codes (None: it runs)."""
-        if None not in codes or any(code not in (None, 0, PeerLost.exit_code) for code in codes):
+        if None not in codes or any(code not in (None, 0, PeerLost.exit_code, _STOPPED) for code in codes):
             return True
-        if PeerLost.exit_code not in codes:
-            return False
-        self._deadline = self._deadline or time.monotonic() + GRACE_S
-        return time.monotonic() > self._deadline
+        now_s = time.monotonic()
+        if PeerLost.exit_code in codes:
+            self._deadlines.setdefault("echo", now_s + GRACE_S)
+        if is_asked or _STOPPED in codes:
+            self._deadlines.setdefault("notice", now_s + self._notice_s)
+        return any(now_s > deadline for deadline in self._deadlines.values())
 
 
 def _read(worker: Worker, watch: Watch) -> bool:
@@ -156,18 +254,23 @@ def _poll(worker: Worker) -> int | None:
 
 def _end_all(workers: list[Worker], watch: Watch) -> None:
     """End every worker that still runs, with all it started, and pass on its last words."""
-    for kind, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+    for kind, wait_s in ((signal.SIGHUP, GRACE_S), (signal.SIGKILL, GRACE_S)):
         running = [worker for worker in workers if _poll(worker) is None]
         for worker in running:
             worker.is_ended_by_us = True
             _signal(worker, kind)
         _wait(running, wait_s)
     for worker in workers:
-        _signal(worker, signal.SIGKILL)  # what is left of its session: processes the worker had started
-        while _read_rest(worker, watch):
-            pass
-        if worker.process.stdout:
-            worker.process.stdout.close()
+        _clear(worker, watch)
+
+
+def _clear(worker: Worker, watch: Watch) -> None:
+    """End what a worker that has ended had started, and pass on its last words."""
+    _signal(worker, signal.SIGKILL)  # what is left of its session
+    while _read_rest(worker, watch):
+        pass
+    if worker.process.stdout:
+        worker.process.stdout.close()
 
 
 def _read_rest(worker: Worker, watch: Watch) -> bool:
@@ -188,24 +291,3 @@ def _wait(workers: list[Worker], wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while any(_poll(worker) is None for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM into a list for the length of a `with` block, instead of dying of them."""
-    requests: list[int] = []
-    previous = {}
-    with contextlib.suppress(ValueError):  # not the main thread: signals go to whoever handles them there
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, lambda number, _frame: requests.append(number))
-    try:
-        yield requests
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _stopped(number: int) -> Stopped:
-    if number == signal.SIGINT:
-        return Stopped("stopped by Ctrl-C; all workers have ended.", exit_code=128 + signal.SIGINT)
-    return Stopped(f"stopped by {signal.Signals(number).name}; all workers have ended.")

@@ -1,0 +1,128 @@
+"""Workers that are lost, and those that are started in their place.
+
+1. Every worker is told what it is called (comm/members.py), and that whoever is lost is replaced.
+2. One that ends by a signal, or because it was cut off from the others (PeerLost), is lost. The others are told,
+   and go on without it. Another is started, `restarts` times for each worker at most, and joins them.
+3. If none is left that has trained, those that are started wait for each other, and go on from what is in memory of
+   this host, or on the disk.
+4. A worker that the others have given up, because it was silent, is killed: it is lost then.
+5. Any other end of a worker is the end of the run, as it always was: its own failure, or that somebody asked to stop.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.errors import PeerLost
+from shoal.spec.on_loss import OnLoss
+
+if TYPE_CHECKING:
+    from shoal.launch.local import Worker
+
+_LOOK_EVERY = 10
+"""After how many looks at ended workers it is asked whether one was given up."""
+_HELD_BACK_S = 2.0
+"""How long a start is held back for the others to go on first."""
+
+
+class Replacing:
+    """What the launcher does about lost workers."""
+
+    def __init__(
+        self, store: Any, settings: OnLoss, *, start: Callable[[int, str], "Worker"], say: Callable[[str], None]
+    ) -> None:
+        """`start` starts worker NUMBER as member NAME; `store` is the one that the workers meet in."""
+        from shoal.comm import members  # imports torch
+
+        self._keys, self._members = members, members.members_of(store)
+        self._settings, self._start, self._say = settings, start, say
+        self._starts: dict[int, int] = {}
+        self._looks = 0
+        self._due: list[tuple[Worker, float, int | None]] = []
+
+    def start_all(self, workers: int) -> list["Worker"]:
+        """Return the first processes of all workers."""
+        self._keys.await_members(self._members, [self._keys.member_name(number, 0) for number in range(workers)])
+        return [self._next(number) for number in range(workers)]
+
+    def look(self, workers: list["Worker"], *, is_ending: bool) -> list["Worker"]:
+        """Deal with the workers that have ended since; return those that were started in their place.
+
+        They stand in `workers` where those stood. If all `is_ending`, nobody is replaced any more.
+        """
+        lost = [worker for worker in workers if not worker.is_lost and _is_loss(worker.exit_code)]
+        for worker in lost:
+            worker.is_lost = True
+            self._keys.tell_dead(self._members, worker.member, _how(worker))
+            if not is_ending and self._may_start(worker, workers):
+                self._due.append((worker, time.monotonic(), self._keys.last_generation(self._members)))
+        self._end_given_up(workers)
+        return [] if is_ending else self._start_due(workers)
+
+    def is_finished(self) -> bool:
+        """Return whether the workers have come to the end of the run."""
+        return bool(self._members.check([self._keys.FINISHED]))
+
+    def has_done(self, worker: "Worker") -> bool:
+        """Return whether the worker has said that it ends in order: user code may end a process with 0 as well."""
+        return bool(self._members.check([self._keys.done_key(worker.member)]))
+
+    def _next(self, number: int) -> "Worker":
+        start = self._starts.get(number, 0)
+        self._starts[number] = start + 1
+        return self._start(number, self._keys.member_name(number, start))
+
+    def _start_due(self, workers: list["Worker"]) -> list["Worker"]:
+        """Start those that are due: when the others have gone on, for a start takes a core for seconds."""
+        now_s, generation = time.monotonic(), self._keys.last_generation(self._members)
+        is_left = any(worker.exit_code is None for worker in workers)
+        due = [one for one in self._due if not is_left or one[2] != generation or now_s - one[1] > _HELD_BACK_S]
+        self._due = [one for one in self._due if one not in due]
+        started = []
+        for worker, _, _ in due:
+            started.append(self._next(worker.rank))
+            workers[workers.index(worker)] = started[-1]
+        if started:
+            self._await_all(workers)
+        return started
+
+    def _may_start(self, worker: "Worker", workers: list["Worker"]) -> bool:
+        """Return whether another may be started in the place of `worker`, and say so."""
+        who = f"worker {worker.rank} (pid {worker.process.pid}) {_how(worker)}"
+        left = [other for other in workers if not other.is_lost and other.exit_code is None]
+        rest = "the others go on" if left else "nobody is left"
+        if self.is_finished():
+            self._say(f"{who}, at the end of the run.")
+            return False
+        if self._starts[worker.rank] > self._settings.restarts:
+            self._say(f"{who}; {rest}. It was started {self._settings.restarts + 1} times, and is not again.")
+            return False
+        self._say(f"{who}; {rest}, and another is started in its place.")
+        return True
+
+    def _await_all(self, workers: list["Worker"]) -> None:
+        """Let those that were started wait for each other, if nobody else is left."""
+        running = [worker.member for worker in workers if worker.exit_code is None]
+        now = self._keys.last_generation(self._members)
+        listed = json.loads(self._members.get(self._keys.list_key(now))) if now is not None else []
+        if not {member["name"] for member in listed} & set(running):
+            self._keys.await_members(self._members, running)
+
+    def _end_given_up(self, workers: list["Worker"]) -> None:
+        self._looks += 1
+        if self._looks % _LOOK_EVERY == 0:
+            for worker in workers:
+                if worker.exit_code is None and self._members.check([self._keys.dead_key(worker.member)]):
+                    worker.process.kill()
+
+
+def _is_loss(code: int | None) -> bool:
+    """Return whether a worker that has ended so is lost, and has not failed by itself."""
+    return code is not None and (code < 0 or code == PeerLost.exit_code)
+
+
+def _how(worker: "Worker") -> str:
+    code = worker.exit_code or 0
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else "was cut off from the others"
