@@ -34,8 +34,8 @@ from shoal.core.toml import write_toml
 from shoal.planner.time.simulate import Piece, simulate_pipeline
 from shoal.spec.job import Job
 from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.training.opening import open_run
 from shoal.training.resolve import resolve_plan
-from shoal.training.run import open_run
 from tests.support.ranks import RankPool
 
 WIDTH, LAYERS = 1024, 8

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,17 @@ def training_worker(rank: Any, *, rounds: int, steps: int, bucket_mb: float) -> 
     return {**times, "exposed": exposed[steps:]}
 
 
+def above_none_ms(times: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Return what each way to sum adds to a step, by the seconds of each side in each round.
+
+    Above the step without a sum of the same round: what slows the machine for a while slows all sides of a round.
+    """
+    return {
+        side: 1e3 * statistics.median(s - none for t in times for s, none in zip(t[side], t["none"], strict=True))
+        for side in ("ddp", "shared")
+    }
+
+
 def compare_training(rounds: int, steps: int, bucket_mb: float) -> None:
     """Print what each way to sum gradients costs a step above none."""
     from tests.support.ranks import RankPool
@@ -207,14 +218,16 @@ def compare_training(rounds: int, steps: int, bucket_mb: float) -> None:
     finally:
         pool.close()
     ms = {side: statistics.median(s for answer in answers for s in answer[side]) * 1e3 for side in answers[0]}
-    # Above the step without a sum of the same round: what slows the machine for a while slows all sides of a round.
-    above = {
-        side: 1e3 * statistics.median(s - none for a in answers for s, none in zip(a[side], a["none"], strict=True))
-        for side in ("ddp", "shared")
-    }
+    above = above_none_ms(answers)
     print(f"a step without a sum {ms['none']:.1f} ms; DDP over Gloo {ms['ddp']:.1f} (+{above['ddp']:.1f}); ", end="")
     print(f"shared memory {ms['shared']:.1f} (+{above['shared']:.1f}), of which finish() {ms['exposed']:.1f}; ", end="")
     print(f"shared memory costs {above['shared'] / above['ddp']:.2f} of what DDP costs")
+    slower = {side: [max(pair) for pair in zip(*(a[side] for a in answers), strict=True)] for side in ("none", *above)}
+    of_pair = above_none_ms([slower])
+    print(
+        f"the slower worker of each round: DDP +{of_pair['ddp']:.1f} ms, shared memory +{of_pair['shared']:.1f}: "
+        f"{of_pair['shared'] / of_pair['ddp']:.2f}"
+    )
 
 
 def waking_worker(rank: Any, *, rounds: int) -> dict[str, float]:

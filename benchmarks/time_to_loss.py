@@ -31,11 +31,11 @@ from shoal.comm.store import connect, host_store
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
-from shoal.data.loader import Loader
+from shoal.data.steps import StepLoader
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan, Sync
 from shoal.training.jobfile import load_job
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 from tests.support.hosts import Hosts, hosts, why_not
 
 CPU = torch.device("cpu")
@@ -69,8 +69,8 @@ def bare_losses(job: Job, rank: Rank, hook: str) -> Iterator[float]:
         yield float(mean)
 
 
-def _parts(job: Job, rank: Rank) -> Loader:
-    return Loader(
+def _parts(job: Job, rank: Rank) -> StepLoader:
+    return StepLoader(
         job.data,
         batch_size=job.batch_size,
         shares=(1 / rank.workers,) * rank.workers,

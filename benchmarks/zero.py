@@ -37,9 +37,10 @@ from shoal.spec.profile import Profile
 from shoal.training.host import measured_host
 from shoal.training.jobfile import load_job
 from shoal.training.memory import state_bytes
+from shoal.training.opening import open_run
 from shoal.training.predict import predict_plan
 from shoal.training.resolve import resolve_plan
-from shoal.training.run import Run, open_run
+from shoal.training.run import Run
 
 BATCH, STEPS = 8, 3
 KINDS = ("parameters", "gathered", "gradients", "optimizer")

@@ -48,7 +48,7 @@ from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.spec.plan import Mesh, Plan, Sync
 from shoal.sync.compressed import CompressedAllReduce
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 from tests.support.ranks import RankPool
 from tests.support.training import bare_folder, largest_difference, reference
 

@@ -27,7 +27,7 @@ from shoal.core.toml import write_toml
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.training.jobfile import load_job
-from shoal.training.run import open_run
+from shoal.training.opening import open_run
 
 _WARM_UP_STEPS = 8
 
