@@ -21,7 +21,7 @@ _MICRO_BATCH = 2
 class Samples(torch.utils.data.Dataset[dict[str, Tensor]]):
     """Random samples, always the same: `make(generator)` returns one."""
 
-    def __init__(self, make: Callable[[torch.Generator], dict[str, Tensor]], count: int = 5 * BATCH + 3) -> None:
+    def __init__(self, make: Callable[[torch.Generator], dict[str, Tensor]], count: int = 2 * BATCH + 3) -> None:
         self._make, self._count = make, count  # an epoch's last batch is partial
 
     def __len__(self) -> int:

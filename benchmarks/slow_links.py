@@ -111,7 +111,7 @@ def turns(functions: dict[str, Any], size: int) -> dict[str, float]:
 
     tensor = torch.zeros(size // 4)
     rough = {name: timed(function, tensor, calls=2) for name, function in functions.items()}
-    rounds = 25 if size < JAM_BYTES else 9 if size <= 1 << 20 else 3
+    rounds = 25 if size <= 1 << 20 else 9 if size <= 4 << 20 else 3
     calls = {name: max(1, min(30, round(0.1 / seconds))) for name, seconds in rough.items()}
     times = [
         {name: timed(function, tensor, calls[name]) for name, function in functions.items()} for _ in range(rounds)

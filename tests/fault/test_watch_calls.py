@@ -10,6 +10,7 @@ from shoal.comm.rank import Rank
 from shoal.comm.shm.group import join
 from shoal.comm.store import connect
 from tests.support.ranks import RankPool
+from tests.support.waiting import wait_until
 
 
 def in_a_group(rank: Rank) -> list[Any]:
@@ -27,6 +28,7 @@ def in_a_group(rank: Rank) -> list[Any]:
         before = CALLS.progress()
         for work in works:
             work.wait()
+        wait_until(lambda: not CALLS.waits())  # the recorder hears of an end a moment after whoever waits for it
         return [found, CALLS.waits(), CALLS.entered()["group 0"], before != CALLS.progress() or rank.index == 1]
 
 
