@@ -19,11 +19,15 @@ demo: setup
 	$(BIN)/shoal probe
 	$(BIN)/shoal train examples/gpt.py --workers 2
 
+# Tests that start several processes have the cores for themselves; of the others, two files run at once.
+ALONE := tests/cli tests/comm tests/fault tests/launch tests/sync tests/training tests/test_api.py
+
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest $(ALONE)
 
 check: test
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,19 @@ def ranks() -> Iterator[RankPool]:
 def record_difference(request: pytest.FixtureRequest) -> dict[str, float]:
     """What is put in here under a name is printed, largest first, when all tests have run."""
     return request.config.stash.setdefault(DIFFERENCES, {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where tests run in several processes, hand over what this one has recorded."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["differences"] = session.config.stash.get(DIFFERENCES, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what one of these processes has recorded."""
+    node.config.stash.setdefault(DIFFERENCES, {}).update(getattr(node, "workeroutput", {}).get("differences", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
