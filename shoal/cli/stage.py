@@ -88,6 +88,8 @@ def _stage(arguments: argparse.Namespace) -> int:
         if not isinstance(staged, Staging):
             _say(arguments, staged.report(), f"{arguments.pack} is {staged.reason}")
             return 0
+        if arguments.foreground:  # the signal that ends a job: give the space back first
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _watch(staged, timeout_s, begin_s, quiet=arguments.json or (rank is not None and rank.index > 0))
         found = {**staged.report(), "seconds": round(time.monotonic() - begin_s, 3)}
         until = "this command ends" if arguments.foreground else _until(arguments)
@@ -124,7 +126,6 @@ def _watch(staged: Any, timeout_s: float, begin_s: float, *, quiet: bool) -> Non
 def _stay(staged: "Staging", arguments: argparse.Namespace, store: Any, rank: "Rank | None", timeout_s: float) -> None:
     """Keep the copy as long as it was asked for."""
     if arguments.foreground:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the signal that ends a job: give the space back first
         while True:
             time.sleep(3600)
     if store is not None and rank is not None:

@@ -5,7 +5,7 @@
 3. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the workers, who stop in order (fault/preempt.py): they have the
    notice for it. So have the others when one has stopped by itself.
 4. With `on_loss`, workers that are lost are replaced, and the others go on (replacing.py).
-5. When one fails (and not merely because another is gone: then the one that is the cause gets `GRACE_S` to say so
+5. When one fails (and not merely because another is gone: then the one that is the cause gets `ECHO_S` to say so
    itself), when the notice is over, at a second signal, or at Ctrl-C, end all the others: SIGHUP, which workers do not
    take for a request to stop in order, and SIGKILL for those still there after `GRACE_S`. No process outlives this
    function; if this process itself is killed, the kernel ends the workers.
@@ -31,6 +31,8 @@ from shoal.launch.requests import Requests, stop_requests, stopped
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
+ECHO_S = 5.0
+"""How long a worker may take to say why it failed, once others have noticed: it took 2 seconds on a busy machine."""
 _TICK_S = 0.1
 _STOPPED = Stopped("").exit_code
 
@@ -224,7 +226,7 @@ class _Patience:
             return True
         now_s = time.monotonic()
         if PeerLost.exit_code in codes:
-            self._deadlines.setdefault("echo", now_s + GRACE_S)
+            self._deadlines.setdefault("echo", now_s + ECHO_S)
         if is_asked or _STOPPED in codes:
             self._deadlines.setdefault("notice", now_s + self._notice_s)
         return any(now_s > deadline for deadline in self._deadlines.values())
