@@ -29,7 +29,8 @@ from shoal.comm.store import LOOPBACK, host_store
 from shoal.core.events import EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.sync import Sync
 
 LIMIT_S = 10.0
 PATIENCE_S = 25.0

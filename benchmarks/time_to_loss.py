@@ -33,7 +33,8 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.data.steps import StepLoader
 from shoal.spec.job import Job
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.jobfile import load_job
 from shoal.training.opening import open_run
 from tests.support.hosts import Hosts, hosts, why_not

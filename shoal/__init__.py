@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.spec.plan import Checkpoints as Checkpoints
     from shoal.spec.plan import Mesh as Mesh
     from shoal.spec.plan import Plan as Plan
-    from shoal.spec.plan import Sync as Sync
+    from shoal.spec.sync import Sync as Sync
     from shoal.training.run import Run as Run
     from shoal.training.verify import Verdict as Verdict
 
@@ -52,7 +52,7 @@ _HOMES = {
     "ShoalError": "shoal.core.errors",
     "Stopped": "shoal.core.errors",
     "Summary": "shoal.report.summary",
-    "Sync": "shoal.spec.plan",
+    "Sync": "shoal.spec.sync",
     "Verdict": "shoal.training.verify",
     "View": "shoal.data.view",
     "export": "shoal.fault.checkpoint.weights",

@@ -46,7 +46,8 @@ from shoal.compress.collectives import GroupCollectives
 from shoal.compress.feedback import ErrorFeedback
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.sync.compressed import CompressedAllReduce
 from shoal.training.opening import open_run
 from tests.support.ranks import RankPool

@@ -7,27 +7,11 @@ from dataclasses import dataclass, field, fields
 from shoal.core.errors import PlanError, did_you_mean
 from shoal.spec.on_loss import OnLoss
 from shoal.spec.parts import parts
+from shoal.spec.sync import Sync
 
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
-SYNCS = ("all-reduce", "server", "local")
-CODECS = ("none", "auto", "bf16", "int8", "int4", "sign", "topk", "threshold", "powersgd")
-WHOLE_CODECS = ("powersgd",)
-"""Those that need whole gradients, and so do not go with ZeRO."""
-WAYS = (
-    "auto",
-    "engine",
-    "shared-memory",
-    "naive",
-    "tree",
-    "ring",
-    "halving-doubling",
-    "recursive-doubling",
-    "two-level",
-)
-
-
 STAGING = ("auto", "off", "memory", "local", "scratch", "project")
 """Words for where packs are staged; anything else is a folder."""
 
@@ -64,37 +48,6 @@ class Mesh:
     def keeps_whole(self) -> bool:
         """Whether every worker holds the whole model."""
         return self.workers == self.replicate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sync:
-    """How the gradients of the replicas meet."""
-
-    mode: str = "all-reduce"
-    """all-reduce at every step; server: K servers hold the parameters; local: average after some local steps."""
-    servers: int = 1
-    local_steps: int = 1
-    codec: str = "none"
-    """What the gradients are squeezed through on their way; auto: what the measured link makes pay, or nothing."""
-    way: str = "auto"
-    """How they are summed: by the engine's collective, in shared memory (one host), or by an algorithm of ours; auto:
-    the fastest for the links that are there."""
-    bucket_bytes: int = 0
-    """How much travels at once; 0: by the link's latency and rate."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in SYNCS:
-            raise PlanError(f"sync.mode={self.mode!r} is none.{did_you_mean(self.mode, list(SYNCS))}")
-        if self.codec not in CODECS:
-            raise PlanError(f"sync.codec={self.codec!r} is none.{did_you_mean(self.codec, list(CODECS))}")
-        if self.way not in WAYS:
-            raise PlanError(f"sync.way={self.way!r} is none.{did_you_mean(self.way, list(WAYS))}")
-        if self.bucket_bytes < 0:
-            raise PlanError(f"sync.bucket_bytes={self.bucket_bytes}: a bucket has more than 0 bytes (0: by the link).")
-        if self.servers < 1 or self.local_steps < 1:
-            raise PlanError(f"sync.servers={self.servers}, sync.local_steps={self.local_steps}: both are at least 1.")
-        if self.local_steps > 1 and self.mode != "local":
-            raise PlanError(f"sync.local_steps={self.local_steps} goes with sync.mode='local', not {self.mode!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +90,9 @@ class Batch:
     """The most samples in one forward; a larger part is accumulated. None: the whole part at once."""
     shares: tuple[float, ...] = ()
     """The fraction of each global batch that each replica takes. Empty: equal shares."""
+    live: bool = True
+    """Whether the shares follow what the workers are measured to take for a sample: a slow one gets fewer. With
+    all-reduce, and without a pipeline."""
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None and self.micro_batch < 1:

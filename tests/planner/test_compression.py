@@ -20,7 +20,7 @@ from shoal.planner.collectives.compression import (
     sparse,
     weigh,
 )
-from shoal.spec import plan
+from shoal.spec import sync
 from tests.planner import collective_programs as programs
 from tests.planner.message_simulation import Link, simulate
 
@@ -30,7 +30,7 @@ SHAPES = ((384, 1536), (1152, 384), (384,), (7, 3), (), (24, 5, 3, 9), (2, 0))
 
 
 def test_every_codec_of_a_plan_has_its_costs() -> None:
-    assert set(CODECS) == set(plan.CODECS) - {"auto"}
+    assert set(CODECS) == set(sync.CODECS) - {"auto"}
 
 
 def test_the_example_of_the_module() -> None:

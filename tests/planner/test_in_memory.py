@@ -6,7 +6,8 @@ import pytest
 
 from shoal.planner.calibration.calibration import constants_of, with_constants
 from shoal.planner.time.refine import refine
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.sync import Sync
 from tests.planner.test_steptime import HOST, LINK, MB, changed, time_of
 
 

@@ -9,7 +9,8 @@ from shoal.planner.catalog import read_device, read_link
 from shoal.planner.machine import Machine
 from shoal.planner.time.refine import refine, timeline_of
 from shoal.planner.time.steptime import step_time
-from shoal.spec.plan import Batch, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.spec.sync import Sync
 
 GPT = gpt_profile(width=2048, heads=16, layers=16, sequence=1024)
 BLOCKS = dataclasses.replace(GPT, layers=GPT.layers[1:2])  # stages of a model of equal blocks are equal

@@ -16,8 +16,9 @@ from shoal.planner.memory.peak import peak
 from shoal.planner.memory.residual import RANK
 from shoal.profile.trace import trace
 from shoal.spec.job import Job
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
 from shoal.spec.profile import Profile
+from shoal.spec.sync import Sync
 from shoal.training.codec_rates import Alone
 
 WORKERS = 2

@@ -14,8 +14,8 @@ from shoal.planner.search.space import Shape, Space
 from shoal.planner.search.validate import room_bytes, validate
 from shoal.planner.stages import longest_piece, most_pieces
 from shoal.planner.time.steptime import step_time
-from shoal.spec.plan import Sync
 from shoal.spec.profile import Layer, Pass, Profile
+from shoal.spec.sync import Sync
 
 GPT = gpt_profile(width=1024, heads=8, layers=6, sequence=512)
 BATCH = 24

@@ -9,8 +9,9 @@ from shoal.planner.machine import Machine
 from shoal.planner.time.simulate import Piece, simulate_pipeline
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
 from shoal.spec.device import Device, Link
-from shoal.spec.plan import Batch, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.spec.profile import Layer, Pass, Product, Profile
+from shoal.spec.sync import Sync
 
 MB = 1024 * 1024
 LINK = Link(source="round", bytes_per_s=100, latency_s=0)

@@ -10,7 +10,8 @@ from shoal.planner.machine import Machine, machine_of
 from shoal.planner.time.traffic import Group, exchange_overlaps, groups_of
 from shoal.spec.cluster import Cluster, Node
 from shoal.spec.device import Device, Link
-from shoal.spec.plan import Mesh, Sync
+from shoal.spec.plan import Mesh
+from shoal.spec.sync import Sync
 
 DEVICE = Device(source="round", matmul_flops_per_s=1, bf16_matmul_flops_per_s=1, memory_bytes_per_s=1, operation_s=0)
 NVLINK = Link(source="round", bytes_per_s=300e9, latency_s=5e-6)

@@ -10,8 +10,9 @@ from shoal.planner.catalog import read_device, read_link
 from shoal.planner.machine import Machine
 from shoal.planner.search import validate as validate_module
 from shoal.planner.search.validate import check_batch, check_model, check_sync, divisors, validate
-from shoal.spec.plan import Batch, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.spec.profile import Layer, Profile
+from shoal.spec.sync import Sync
 
 GPT = gpt_profile(width=1024, heads=32, layers=6, sequence=512)
 A100 = Machine(
@@ -73,7 +74,7 @@ def plan(batch: int | None = None, **fields: object) -> Plan:
         ),
         (
             plan(1, mesh=Mesh(replicate=4), sync=Sync(mode="server", servers=5)),
-            "sync.servers=5 for 4 workers: the servers live on the workers. Use at most 4.",
+            "sync.servers=5 for 4 workers: the servers live on the workers. Use at most 4, or sync.place='processes'.",
         ),
         (
             plan(1, mesh=Mesh(shard=4), zero=2, sync=Sync(codec="powersgd")),

@@ -24,8 +24,9 @@ from shoal.planner.memory.peak import Peak, needed_bytes, peak
 from shoal.planner.search.space import Shape, Space, Way
 from shoal.planner.search.validate import room_bytes
 from shoal.planner.time.steptime import StepTime, step_time
-from shoal.spec.plan import RECOMPUTE, Plan, Sync
+from shoal.spec.plan import RECOMPUTE, Plan
 from shoal.spec.profile import Profile
+from shoal.spec.sync import Sync
 
 _TIE = 1 + 1e-9
 """Times that differ by less are the same, summed in another order: then less memory wins."""

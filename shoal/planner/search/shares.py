@@ -1,19 +1,17 @@
 """Batch shares for unequal devices: each replica takes as many samples as it computes while the others do theirs.
 
-Samples are whole, so the exact answer is found one sample at a time: the next one goes to the replica that would be
-done with it first. No other way of handing them out ends earlier: the replica that ends last took its last sample when
-every other would have ended later with one more.
+Samples are whole, so they are handed out one by one, each to the replica that would be done with it first
+(`spec.parts.hand_out`, which live shares use as well).
 
 Example: rates of 2, 1 and 1 samples a second and a batch of 9: parts 5, 2, 2 take 2.5 s; equal parts 3, 3, 3 take 3 s.
 """
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.core.errors import PlanError
-from shoal.spec.parts import parts
+from shoal.spec.parts import hand_out, parts
 from shoal.spec.plan import Plan
 
 
@@ -50,14 +48,7 @@ def share_batch(batch_size: int, *, rates: Sequence[float], fixed_s: Sequence[fl
             f"Use at most {batch_size} replicas, or a larger batch_size."
         )
     fixed = list(fixed_s) or [0.0] * len(rates)
-    parts = [1] * len(rates)
-    # (end with one more, replica)
-    queue = [(fixed[i] + 2 / rate, i) for i, rate in enumerate(rates)]
-    heapq.heapify(queue)
-    for _ in range(batch_size - len(rates)):
-        _, replica = queue[0]
-        parts[replica] += 1
-        heapq.heapreplace(queue, (fixed[replica] + (parts[replica] + 1) / rates[replica], replica))
+    parts = hand_out(batch_size, sample_s=[1 / rate for rate in rates], fixed_s=fixed)
     equal = [batch_size // len(rates) + (i < batch_size % len(rates)) for i in range(len(rates))]
     return Shared(
         parts=tuple(parts),

@@ -6,7 +6,7 @@ what is recomputed, what is sharded over how many, the pipeline's schedule, and 
 Left out is what cannot win: gpipe takes as long as 1f1b and holds more; a pipeline whose longest stage is as long as
 that of a shorter one, by cost and by count, only adds workers; a tensor group that neither divides a node nor fills
 whole ones lies across two of them; shards over anything but all data workers, or those of one node. And what cannot be
-run: batch norms with micro-batches; ways to synchronise that wait for their engine, unless they are asked for.
+run: batch norms with micro-batches. Ways to synchronise other than all-reduce are looked at where they are asked for.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +16,9 @@ from typing import NamedTuple
 from shoal.planner.machine import Machine
 from shoal.planner.search.validate import divisors, takes
 from shoal.planner.stages import longest_piece, most_pieces
-from shoal.spec.plan import RECOMPUTE, Batch, Mesh, Plan, Sync
+from shoal.spec.plan import RECOMPUTE, Batch, Mesh, Plan
 from shoal.spec.profile import Profile
+from shoal.spec.sync import Sync
 
 LOSSY_CODECS = ("bf16", "int8", "topk", "powersgd")
 LOCAL_STEPS = (4, 16)
@@ -113,7 +114,7 @@ class Space:
     def syncs(self, shape: Shape, *, zero: int, lossy: bool) -> list[Sync]:
         """Return the ways in which the gradients of a shape can meet, all-reduce first.
 
-        `lossy` adds those that are planned and not run yet: servers, and the inexact.
+        `lossy` adds servers, and the inexact.
         """
         found = [Sync()]
         if not lossy or zero or shape.data == 1 or shape.workers != shape.data:

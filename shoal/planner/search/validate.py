@@ -14,8 +14,9 @@ from shoal.planner.memory.peak import Peak, needed_bytes, peak
 from shoal.planner.search.shares import cut_batch
 from shoal.planner.stages import cut_into_stages, most_pieces
 from shoal.planner.time.schedules import runs_interleaved
-from shoal.spec.plan import CODECS, WHOLE_CODECS, Mesh, Plan
+from shoal.spec.plan import Mesh, Plan
 from shoal.spec.profile import Profile
+from shoal.spec.sync import CODECS, WHOLE_CODECS
 
 
 def validate(plan: Plan, profile: Profile, machine: Machine, *, batch_size: int, num_samples: int) -> None:
@@ -187,10 +188,29 @@ def check_sync(plan: Plan) -> None:
     if not mesh.keeps_whole:
         reason = "servers serve whole models" if sync.mode == "server" else "it takes whole models"
         raise PlanError(f"{what} with the mesh {axes(mesh)}: {reason}. Use only mesh.replicate.")
-    if sync.mode == "server" and sync.servers > mesh.replicate:
+    if sync.mode != "all-reduce":
+        _check_loose(plan)
+
+
+def _check_loose(plan: Plan) -> None:
+    """Raise PlanError where workers that may be apart between two meetings cannot do what the plan says."""
+    sync, mesh = plan.sync, plan.mesh
+    if sync.mode == "server" and sync.place == "threads" and sync.servers > mesh.replicate:
         raise PlanError(
             f"sync.servers={sync.servers} for {_replicas(mesh)}: the servers live on the workers. "
-            f"Use at most {mesh.replicate}."
+            f"Use at most {mesh.replicate}, or sync.place='processes'."
+        )
+    if sync.quorum > mesh.replicate:
+        raise PlanError(f"sync.quorum={sync.quorum} of {_replicas(mesh)}. Use at most {mesh.replicate}.")
+    if sync.codec != "none" and sync.mode != "local":
+        raise PlanError(
+            f"sync.codec={sync.codec!r} with sync.mode={sync.mode!r}, which sends gradients as they are. "
+            "Use sync.codec='none', or sync.mode='local' or 'all-reduce'."
+        )
+    if isinstance(plan.on_loss.snapshot_steps, int):
+        raise PlanError(
+            f"on_loss.snapshot={plan.on_loss.snapshot!r} with sync.mode={sync.mode!r}: workers are apart after most "
+            "steps, and each keeps its own. Use on_loss.snapshot='auto'."
         )
 
 

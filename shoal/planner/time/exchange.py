@@ -11,6 +11,7 @@
    bucket by bucket, by the core that computes: that lengthens the backward. What is left to wait for is the last
    bucket, and the engine's sum of the losses.
 4. server: K servers take gradients and give parameters, after the backward. local: parameters meet every H steps.
+   deadline: gradients are summed after the backward, in one row; nobody who is in time waits for one who is not.
 5. A codec shrinks what travels and costs its encoding and decoding. What cannot be added encoded is gathered.
 6. On a link that does not overlap, or with an engine that waits, everything shows.
 """
@@ -100,8 +101,13 @@ def _local(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  #
     return Exchange((seconds + _coding_s(plan, held, group.size)) / every, inside / every, between / every)
 
 
+def _deadline(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:  # noqa: ARG001
+    return Exchange(*_summed(codec_of(plan.sync.codec), group, held.gradient_bytes))
+
+
 _MODES: dict[str, Callable[[Plan, Group, Held, bool], Exchange]] = {
     "all-reduce": _all_reduce,
+    "deadline": _deadline,
     "server": _server,
     "local": _local,
 }

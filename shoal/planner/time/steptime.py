@@ -24,8 +24,9 @@ from shoal.planner.time.exchange import Exchange, Held, exchange_of
 from shoal.planner.time.nearby import layer_flops_of
 from shoal.planner.time.stagetime import Pipeline, StageTime, StageTimes, pieces_of
 from shoal.planner.time.traffic import Groups, exchange_overlaps, groups_of
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
 from shoal.spec.profile import Profile
+from shoal.spec.sync import Sync
 
 
 @dataclass(frozen=True, kw_only=True)

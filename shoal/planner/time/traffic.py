@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from shoal.planner.machine import Machine
 from shoal.spec.device import Link
-from shoal.spec.plan import Mesh, Sync
+from shoal.spec.plan import Mesh
+from shoal.spec.sync import Sync
 
 _SYNC = Sync()
 

@@ -1,0 +1,1 @@
+"""How often, and by whom, gradients meet where that is not all-reduce at every step."""
