@@ -1,0 +1,106 @@
+"""The replica of a slice: it does what the primary does, in the same order, and takes over when the primary dies.
+
+1. A primary copies the whole slice to another host (`keep`), and from then on sends it each gradient that it applies,
+   already summed (`follow`). The replica runs the same optimizer on the same bits, and answers.
+2. Only then are workers answered: what a worker has been told of is on two hosts.
+3. If the replica is gone, the primary finds another host, copies the slice there, and says so in the store.
+4. A replica that has taken over answers its old primary no more, if that still lives: this one then knows that it is
+   deposed, closes its connections, and its workers find the new one in the store. Nobody ever goes on with two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from shoal.sync.server.places import Places, Serving
+from shoal.sync.server.shard import Shard
+from shoal.sync.server.wire import Connection
+
+
+class Deposed(Exception):
+    """Another host serves this slice now."""
+
+
+class Follower:
+    """The primary's side: where its replica is, if anywhere."""
+
+    def __init__(
+        self,
+        number: int,
+        serving: Serving,
+        places: Places,
+        *,
+        gone: frozenset[int] = frozenset(),
+    ) -> None:
+        self.serving = serving
+        self._number, self._places, self._gone = number, places, set(gone)
+        self._connection: Connection | None = None
+
+    def copy_first(self, shard: Shard) -> None:
+        """Copy the slice to the replica that is meant to be its first."""
+        if self.serving.replica is not None:
+            self._connection = self._copy(shard, self.serving.replica, self.serving.epoch)
+
+    def begin(
+        self, mark: dict[str, Any], gradient: Tensor, settings: Sequence[dict[str, Any]], *, scale: float
+    ) -> None:
+        """Send an update to the replica."""
+        header = {"op": "follow", "slice": self._number, "epoch": self.serving.epoch, "mark": mark, "scale": scale}
+        if self._connection is not None:
+            try:
+                self._connection.send({**header, "settings": settings}, gradient)
+            except OSError:
+                self._lose()
+
+    def finish(self, shard: Shard) -> None:
+        """Wait until the replica has the update, or another replica has all of the slice."""
+        if self._connection is not None:
+            try:
+                if not self._connection.receive()["ok"]:
+                    raise Deposed(f"slice {self._number} is served by its replica now.")
+            except OSError:
+                self._lose()
+        if self._connection is None and self.serving.replica is not None:
+            self.take_over(shard, self.serving, primary=self.serving.primary)
+
+    def take_over(self, shard: Shard, before: Serving, *, primary: int) -> None:
+        """Have the slice copied to a host that lives, and be the primary, with that one as the replica."""
+        after = replace(before, epoch=before.epoch + 1, primary=primary, replica=None)
+        others = [(primary + ahead) % self._places.hosts for ahead in range(1, self._places.hosts)]
+        for host in others:
+            if host in self._gone or host == primary:
+                continue
+            try:
+                self._connection = self._copy(shard, host, after.epoch)
+                after = replace(after, replica=host)
+                break
+            except OSError:
+                self._gone.add(host)
+        if not self._places.change(self._number, before, after):
+            self.close()
+            raise Deposed(f"slice {self._number} is served by another host now.")
+        self.serving = after
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _lose(self) -> None:
+        self.close()
+        if self.serving.replica is not None:
+            self._gone.add(self.serving.replica)
+
+    def _copy(self, shard: Shard, host: int, epoch: int) -> Connection:
+        connection = self._places.dial(host)
+        header, tensors = shard.save()
+        try:
+            message = {"op": "keep", "slice": self._number, "epoch": epoch, "shard": header}
+            assert connection.request(message, *tensors)["ok"]
+        except BaseException:
+            connection.close()
+            raise
+        return connection
