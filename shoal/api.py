@@ -10,7 +10,7 @@ from torch.distributed import Store
 
 from shoal.comm.rank import ALONE, Rank, read_rank
 from shoal.comm.store import connect
-from shoal.core.errors import ConfigError, ShoalError, Stopped
+from shoal.core.errors import ConfigError, PlanError, ShoalError, Stopped
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.script import ending_of, main_file, origin_of
@@ -113,6 +113,11 @@ def verify_file(
     console: Console,
 ) -> Verdict:
     """Return whether `plan` trains the job in `file` as one process does: two runs, one after the other."""
+    if plan.sync.mode != "all-reduce":
+        raise PlanError(
+            f"sync.mode={plan.sync.mode!r} trains otherwise than one process does, on purpose. Verify the plan with "
+            "sync.mode='all-reduce'."
+        )
     job = load_job(file, variable=variable).with_steps(steps)
     resolved, profile = resolve_plan(job, plan)
     stem = name or f"{file.stem}-verify"

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.comm.rank import read_rank
 from shoal.core.errors import PlanError, did_you_mean
 from shoal.core.toml import read_toml
-from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.spec.plan import Mesh, Plan
 
 _AXES = tuple(axis.name for axis in dataclasses.fields(Mesh))
 
@@ -57,7 +57,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
         zero = 0
     micro_batch = plan.batch.micro_batch if arguments.micro_batch is None else arguments.micro_batch
     stages = plan.stages if mesh.pipeline == plan.mesh.pipeline else ()
-    batch = Batch(micro_batch=micro_batch, shares=shares)
+    batch = dataclasses.replace(plan.batch, micro_batch=micro_batch, shares=shares)
     return dataclasses.replace(plan, mesh=mesh, batch=batch, zero=zero, stages=stages, **asked)
 
 

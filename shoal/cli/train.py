@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from shoal.cli import flags
@@ -11,8 +12,10 @@ from shoal.cli.checkpoint_flags import add_checkpoint_flags, find_run, read_chec
 from shoal.cli.elastic_flags import add_elastic_flags, read_elastic
 from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.cli.preempt_flags import add_preempt_flags, read_preempt
+from shoal.cli.sync_flags import add_sync_flags, asks_for_local_steps, read_sync
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
+from shoal.spec.plan import Plan
 
 ABOUT = "Train the job of a file, on this machine, with any number of workers."
 EXAMPLE = """\
@@ -25,6 +28,8 @@ example:
   shoal train train.py --workers 8 --checkpoint-every 500   a checkpoint after every 500 steps
   shoal train train.py --workers 4 --resume runs/train-1    go on from its last one, with any number of workers
   shoal train train.py --workers 8 --wall-limit 3h59m       stop with a checkpoint, and exit code 75, before that
+  shoal train train.py --workers 4 --sync local --local-steps auto --outer nesterov       over a slow link
+  shoal train train.py --workers 4 --sync deadline          without waiting for whoever is much slower
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
 FILE defines `job = shoal.Job(...)`. Its main is not run.
@@ -51,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_flags(parser)
     add_preempt_flags(parser)
     add_elastic_flags(parser)
+    add_sync_flags(parser)
     parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
 
@@ -60,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(arguments)
     if arguments.stage is not None:
         plan = dataclasses.replace(plan, staging=_where(arguments.stage))
-    plan = read_elastic(arguments, read_checkpoints(arguments, plan))
+    plan = read_sync(arguments, read_elastic(arguments, read_checkpoints(arguments, plan)))
     read_preempt(arguments)
     file: Path = arguments.file
     flags.existing(file)
@@ -76,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"{file.name}: tracing the model ...", highlight=False, markup=False)
     from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
 
+    if asks_for_local_steps(arguments) and not _is_echo():
+        plan = _with_local_steps(arguments, plan, console.print)
     summary = train_file(
         file,
         plan,
@@ -94,6 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         Console().print(render(summary))
     return 0
+
+
+def _with_local_steps(arguments: argparse.Namespace, plan: Plan, say: Callable[[str], object]) -> Plan:
+    from shoal.training.jobfile import load_job
+    from shoal.training.local_steps import with_local_steps
+
+    return with_local_steps(load_job(arguments.file), plan, cluster=arguments.cluster, say=say)
 
 
 def _where(stage: str) -> str:

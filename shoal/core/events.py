@@ -4,8 +4,12 @@ The kinds of line, by their `kind`:
 
     start       pid, host                             the worker is up
     staging     field, source, path, is_staged, why   where a pack of the job is read; a node's first worker only
-    step        step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`)
+    step        step, epoch, loss, part_loss, samples, weight, batch_weight, step_s and its parts (`STEP_PARTS`);
+                with another sync.mode than all-reduce also took_part, met_weight, staleness, part
     eval        step, metrics                         worker 0 only
+    shares      step, samples, shares, ...            each replica's part of a global batch from this step on; worker 0
+    meeting     step, weight, bytes, seconds          local steps: workers have met, and trained on so much since
+    caught_up   step, missed, bytes, seconds          deadline: a late worker has got the state of another
     log         step, values                          what the user logged
     checkpoint  step, stall_s, write_s, bytes         one was written (by way of the node: local_s), or not: error
     snapshot    step, bytes, ...                      kept in memory for when a worker is lost; what it costs
@@ -18,6 +22,10 @@ The kinds of line, by their `kind`:
 Each line also has `time` (seconds since 1970). `loss` is the mean over the global batch, the same on every worker;
 `part_loss` the mean over this worker's part, which weighs `weight` of the batch's `batch_weight`. A loss that is not
 finite is written as null.
+
+Where workers may be apart (sync.mode), `loss` is the mean over the samples of those that `took_part`, which weigh
+`met_weight` together. The parameters had gone on by `staleness` steps since this worker computed its gradient with
+them. `part` says which part of the global batch it was; -1: none, at a boundary.
 """
 
 import json

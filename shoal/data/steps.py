@@ -1,6 +1,6 @@
 """What a training run loads: each step's part of the global batch, for one worker."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -34,6 +34,8 @@ class Part:
     batch: Any
     """The samples, collated. Of an empty part, as a last, partial batch may leave it, a stand-in of one sample.
     Of a pack, its memory is filled again when the next part is asked for."""
+    index: int = 0
+    """Which part of the global batch it is."""
 
 
 class StepLoader:
@@ -65,27 +67,33 @@ class StepLoader:
             reader, count = data, threads or default_threads()
         else:
             reader, count = DatasetReader(data, collate=collate, index=index), 1
-        self._schedule = Schedule(reader.num_samples, batch_size, shares=tuple(shares), index=index, has_stand_ins=True)
         # A dataset's batches are the user's own tensors: they go to the device as the training step sends them.
         self._sender = Sender(device if isinstance(reader, View) else None)
         order = Order(reader.num_samples, seed=seed, is_shuffled=shuffle, block_rows=block_rows)
         if isinstance(reader, View):
             expect(reader.pack, order)
-        load = chunk_loader(reader, self._schedule, order)
-        self._load = self._sender.sending(load)
-        self._steps = first_step - 1, last_step
-        self._at_once = reader.batches_at_once(self._schedule.part_samples)
+        self._reader, self._order, self._batch_size, self._last_step = reader, order, batch_size, last_step
         self._threads, self._timeout_s, self._index = count, timeout_s, index
         self._pace = Pace(threads=count, is_ahead=is_ahead, at_first=max(2, count))
+        self.go_on(first_step, shares)
 
-    def __iter__(self) -> Iterator[Part]:
+    def go_on(self, first_step: int, shares: Sequence[float]) -> None:
+        """Have the next iteration begin with `first_step`, and load this worker's part by other `shares`."""
+        self._schedule = Schedule(
+            self._reader.num_samples, self._batch_size, shares=tuple(shares), index=self._index, has_stand_ins=True
+        )
+        self._load = self._sender.sending(chunk_loader(self._reader, self._schedule, self._order))
+        self._steps = first_step - 1, self._last_step
+        self._at_once = self._reader.batches_at_once(self._schedule.part_samples)
+
+    def __iter__(self) -> Generator[Part, None, None]:
         """Yield the parts in order, loaded by threads that end with the iteration."""
         feed = Feed(
             self._schedule.chunks(*self._steps, at_once=self._at_once),
             self._load,
             threads=self._threads,
             pace=self._pace,
-            new_slot=lambda: Slot(pin=self._sender.is_needed),
+            new_slot=self.new_slot,
             timeout_s=self._timeout_s,
             who=f" to worker {self._index}",
         )
@@ -99,7 +107,20 @@ class StepLoader:
         for step, (first, last), batch in zip(chunk.steps, bounds, self._sender.receive(loaded), strict=True):
             begin, end = self._schedule.part(step)
             samples = tuple(chunk.samples[first:last].tolist()) if end > begin else ()
-            yield Part(step + 1, chunk.epoch, samples, self._schedule.where(step).num_samples, batch)
+            yield Part(step + 1, chunk.epoch, samples, self._schedule.where(step).num_samples, batch, self._index)
+
+    def load(self, step: int, slot: Slot) -> Loaded:
+        """Return the part of one step, from 1, for `receive`; its memory is the slot's. Called by any one thread."""
+        slot.wait()
+        return self._load(range(step - 1, step), slot)
+
+    def receive(self, loaded: Loaded) -> Part:
+        """Return the part that `load` has loaded, ready to be computed with. Called by the thread that computes."""
+        return next(self._parts(loaded))
+
+    def new_slot(self) -> Slot:
+        """Return memory for a part."""
+        return Slot(pin=self._sender.is_needed)
 
     def report(self) -> Report:
         """Return what loading has cost so far."""

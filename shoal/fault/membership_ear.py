@@ -67,6 +67,11 @@ class Ear:
             if self.over and watch is not None:
                 watch.give_up(self.over)
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether somebody waits to be let in, as far as this member has heard."""
+        return self._is_armed
+
     def leaves_after(self, step: int) -> bool:
         """Return whether all leave their generation after `step`, which this member has just done."""
         if not self._is_armed:

@@ -105,6 +105,11 @@ class Preemption:
             self._together = Together(store, workers=workers, ahead=ahead) if store is not None else None
         self._listener.poke()
 
+    def known(self, step: int) -> Reason | None:
+        """Return why all are to stop, as far as this worker knows after `step`; when they do is agreed elsewhere."""
+        self._step = step
+        return self._reason if self._is_armed else None
+
     def requested(self, step: int) -> Reason | None:
         """Return why to stop after `step`, which this worker has just done, or None: the same on all workers."""
         self._step = step

@@ -52,9 +52,12 @@ from shoal.spec.plan import Plan
 
 
 def engine_of(plan: Plan) -> str:
-    """Return what joins the replicas: "none" (there is one), "ddp", or "fsdp", which also takes divided models."""
+    """Return what joins the replicas in backward: "none", "ddp", or "fsdp", which also takes divided models.
+
+    None does where there is one, or where they meet otherwise (sync.mode).
+    """
     mesh = plan.mesh
-    if mesh.data == 1:
+    if mesh.data == 1 or plan.sync.mode != "all-reduce":
         return "none"
     return "ddp" if mesh.keeps_whole else "fsdp"
 
@@ -187,8 +190,9 @@ def _divide(
 
 
 def _data_group(plan: Plan, mesh: DeviceMesh | None) -> Any:
-    """Return the group of the workers that have the parts of one global batch; None: there is one part."""
-    if mesh is None or plan.mesh.data == 1:
+    """Return the group of the workers that have the parts of one global batch; None: there is one part, or they may be
+    apart in a forward (sync.mode), and each has statistics of its own."""
+    if mesh is None or plan.mesh.data == 1 or plan.sync.mode != "all-reduce":
         return None
     return data_group(mesh)
 

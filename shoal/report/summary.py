@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from shoal.core.errors import ShoalError
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
-from shoal.report.log import WorkerLog, clean, read_log
+from shoal.report.log import Step, WorkerLog, clean, read_log
 from shoal.report.missing import missing_from_logs, ranks_in_words
 from shoal.report.steady import Worker, mean_parts, per_second, slowest_of, steady_worker, warm_up
 from shoal.spec.cluster import Cluster
@@ -124,6 +124,7 @@ def summarize(run: RunFolder) -> Summary:
     numbers = tuple(sorted({number for log in logs for number in log.steps}))
     steps = [[log.steps[number] for log in logs if number in log.steps] for number in numbers]
     left_out = warm_up(numbers)
+    is_apart = plan is not None and plan.sync.mode != "all-reduce"
     workers = tuple(steady_worker(log, left_out) for log in logs)
     return Summary(
         run=clean(run.name),
@@ -132,11 +133,11 @@ def summarize(run: RunFolder) -> Summary:
         workers=len(logs),
         planned_steps=job.steps if job else None,
         step_numbers=numbers,
-        losses=tuple(of_step[0].loss for of_step in steps),
+        losses=tuple(_mean_loss(of_step) if is_apart else of_step[0].loss for of_step in steps),
         split=tuple(mean_parts(of_step) for of_step in steps),
         warm_up_steps=len(left_out),
-        samples_per_s=per_second([worker.samples for worker in workers], workers),
-        units_per_s=per_second([worker.weight for worker in workers], workers),
+        samples_per_s=per_second([worker.samples for worker in workers], workers, is_apart=is_apart),
+        units_per_s=per_second([worker.weight for worker in workers], workers, is_apart=is_apart),
         unit=clean(job.unit) if job else "samples",
         wall_s=_wall_s(logs),
         slowest=slowest_of(workers),
@@ -150,6 +151,15 @@ def summarize(run: RunFolder) -> Summary:
         cluster=cluster,
         page=run.report_html,
     )
+
+
+def _mean_loss(of_step: list[Step]) -> float | None:
+    """Return the loss of a step on workers that were apart (sync.mode), and so have one each: the mean by weight."""
+    losses = [step.loss for step in of_step if step.loss is not None]
+    total = sum(step.weight for step in of_step)
+    if len(losses) < len(of_step) or not total:
+        return of_step[0].loss
+    return sum(loss * step.weight for loss, step in zip(losses, of_step, strict=True)) / total
 
 
 def _read(cls: type[T], path: Path, missing: list[str]) -> T | None:

@@ -227,9 +227,10 @@ class Elastic:
             if recovery is not None:
                 recovery.note(self._log, run)
 
-        is_done = train_all(
-            run, on_step=on_step, preemption=self._preemption, leaves=ear.leaves_after, owes_evaluation=owes
-        )
+        def leaves(step: int) -> bool:
+            return ear.leaves_after(step) if run.loose is None else run.loose.leaves(ear.is_armed)
+
+        is_done = train_all(run, on_step=on_step, preemption=self._preemption, leaves=leaves, owes_evaluation=owes)
         if is_done:
             self._save_last(run)
             on_step()

@@ -1,10 +1,18 @@
-"""The loader of one worker of a run."""
+"""What a worker of a run loads: its own part of each global batch, or whichever it is given."""
+
+import dataclasses
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import torch
 
-from shoal.data.steps import StepLoader
+from shoal.core.errors import DataError
+from shoal.data.loading.slot import Slot
+from shoal.data.steps import Part, StepLoader
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
+from shoal.sync.mode import Tickets
 
 
 def open_loader(job: Job, plan: Plan, *, index: int, first_step: int, device: torch.device) -> StepLoader:
@@ -24,3 +32,75 @@ def open_loader(job: Job, plan: Plan, *, index: int, first_step: int, device: to
         timeout_s=plan.timeout_s,
         is_ahead=device.type == "cuda",
     )
+
+
+class PartLoader:
+    """Loads any part of any step, one ahead, on a thread of its own. Ended by `close`."""
+
+    _SLOTS = 3
+    """The part that is computed with, the one that is loaded meanwhile, and the one that a GPU may still copy."""
+
+    def __init__(self, open_one: Callable[[int], StepLoader], *, timeout_s: float) -> None:
+        """`open_one` returns the loader of the part of a number."""
+        self._open_one, self._timeout_s = open_one, timeout_s
+        self._loaders: dict[int, StepLoader] = {}
+        self._slots: list[Slot] = []
+        self._count = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-parts")
+
+    def start(self, step: int, index: int) -> Callable[[], Part]:
+        """Begin to load part `index` of `step`, and return what waits for it."""
+        if index not in self._loaders:
+            self._loaders[index] = self._open_one(index)
+        loader = self._loaders[index]
+        if len(self._slots) < self._SLOTS:
+            self._slots.append(loader.new_slot())
+        slot = self._slots[self._count % self._SLOTS]
+        self._count += 1
+        loading = self._thread.submit(loader.load, step, slot)
+
+        def wait() -> Part:
+            try:
+                return loader.receive(loading.result(self._timeout_s))
+            except TimeoutError:
+                raise DataError(
+                    f"part {index} of step {step} has not come for {self._timeout_s:g} s (timeout_s)."
+                ) from None
+
+        return wait
+
+    def close(self) -> None:
+        """End the thread, after what it is loading."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def ticketed(
+    tickets: Tickets,
+    loader: PartLoader,
+    *,
+    last_step: int,
+    done: Callable[[], int],
+    is_boundary: Callable[[int], bool],
+    on_ahead: Callable[[int | None], None],
+) -> Generator[Part, None, None]:
+    """Yield the parts that `tickets` give to this worker, each loaded while the one before is computed with.
+
+    `done` tells how many steps are done, and `on_ahead` is told of which step the next part is. Where this worker has
+    no part before a boundary, it gets a stand-in for that step, with the index -1.
+    """
+    with closing(loader):
+        taken = tickets.next_part()
+        wait = loader.start(*taken) if taken is not None else None
+        while taken is not None or done() < last_step:
+            until = taken[0] if taken is not None else last_step + 1
+            boundary = next((step for step in range(done() + 1, until) if is_boundary(step)), None)
+            if boundary is not None:
+                on_ahead(until if taken is not None else None)
+                yield dataclasses.replace(loader.start(boundary, 0)(), samples=(), index=-1)
+                continue
+            assert wait is not None
+            assert taken is not None
+            part, taken = wait(), tickets.next_part()
+            wait = loader.start(*taken) if taken is not None else None
+            on_ahead(taken[0] if taken is not None else None)
+            yield part

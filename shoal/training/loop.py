@@ -42,6 +42,8 @@ def train_all(
 
 def is_evaluated(run: Run) -> bool:
     """Return whether the job says to evaluate after the last step that was done."""
+    if run.loose is not None and not run.loose.is_settled:
+        return False
     every, last = run.job.eval_every_steps, run.job.total_steps
     is_due = run.step_count == last or (every is not None and run.step_count > 0 and run.step_count % every == 0)
     return run.job.eval_data is not None and is_due

@@ -114,6 +114,13 @@ def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed
     return _over_wires(plan, place, store)
 
 
+def no_meeting(mode: str) -> Meeting:
+    """Return what workers meet by who meet by a `mode` that sees to that itself."""
+    return Meeting(
+        Communication(way="engine", why=f"sync.mode={mode!r} has ways of its own", bucket_bytes=BUCKET_BYTES)
+    )
+
+
 def open_shards(
     plan: Plan, position: Position, *, rank: Rank, store: Store | None, device: torch.device
 ) -> SharedGroup | None:

@@ -53,6 +53,18 @@ class PeakMemory:
         return max(0, _status_bytes("VmHWM") - self._before - of_others)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free where `device` computes, what torch keeps for later included; 0: unknown."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # no Linux
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+
+
 def state_bytes(layout: Layout, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Return the bytes that a worker holds now of parameters, gathered parameters, gradients and optimizer state.
 

@@ -41,6 +41,7 @@ class Metrics:
             step_s=round(total_s, 6),
             **{name: round(seconds.get(name, 0.0), 6) for name in STEP_PARTS},
             **_norms(result),
+            **_met(result, part.index),
         )
         if self._scalars and time.monotonic() >= self._next_scalars:
             self._next_scalars = time.monotonic() + _SCALARS_EVERY_S
@@ -69,6 +70,14 @@ class Metrics:
         """Flush and close what is open."""
         if self._scalars:
             self._scalars.close()
+
+
+def _met(result: StepResult, index: int) -> dict[str, object]:
+    """Return how this worker has met the others, where that is not all-reduce."""
+    if result.met is None:
+        return {}
+    met = result.met
+    return {"took_part": list(met.took_part), "met_weight": met.weight, "staleness": met.staleness, "part": index}
 
 
 def _norms(result: StepResult) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Opening a run as one of its workers, and ending it."""
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch.distributed import Store
@@ -18,7 +19,7 @@ from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.training.run import Run
 from shoal.training.snapshots import Keeping
-from shoal.training.staging import StagedJob, staged_job
+from shoal.training.staging import Decision, StagedJob, staged_job
 
 SILENT_S = 15.0
 """How long a worker may be silent before it counts as lost: a busy machine has silenced threads for seconds."""
@@ -81,7 +82,7 @@ def opened(
         )
         try:
             if keeping is None or keeping.generation == 0:
-                run.note_staging(staged.decisions)
+                _note_staging(run, staged.decisions, log)
             run.job = staged.job  # only now: the model is built meanwhile, and waits for no part
             yield run
         finally:
@@ -102,6 +103,14 @@ def _staged(
     for staging in before:
         staging.close()
     yield staged
+
+
+def _note_staging(run: Run, decisions: Sequence[Decision], log: EventLog) -> None:
+    """Say where the packs of the job are read, and why; each node's first worker writes it down."""
+    for decision in decisions:
+        run.say(str(decision))
+        if run.rank.local_index == 0:
+            log.write("staging", **dataclasses.asdict(decision))
 
 
 def end(run: Run) -> None:

@@ -37,6 +37,8 @@ class Cutter:
 
     def __init__(self, job: Job, plan: Plan, *, device: torch.device, meets: bool) -> None:
         self._job, self._plan, self._device, self._meets = job, plan, device, meets
+        self.shares = plan.shares
+        """The fraction of a global batch that each replica takes: it may change from one step to the next."""
 
     def cut(self, part: Part, batch: Any) -> list[Piece]:
         """Return the pieces of `part`, whose samples are `batch`: at least one."""
@@ -60,7 +62,7 @@ class Cutter:
 
     def _most(self, part: Part) -> int:
         """Return how many pieces the worker with the most of them has."""
-        largest = max(parts(part.batch_samples, self._plan.shares))
+        largest = max(parts(part.batch_samples, self.shares))
         return -(-largest // (self._plan.batch.micro_batch or largest))
 
     def _for_pipeline(self, part: Part, batch: Any) -> list[Piece]:

@@ -33,7 +33,6 @@ def resolve_plan(job: Job, plan: Plan, *, gpu: bool = False, say: Say = lambda _
     batch_size = min(job.batch_size, len(job.data))
     check_batch(plan, batch_size, num_samples=len(job.data))
     check_sync(plan)
-    _check_runs(plan)
     profile = _profile(job, plan, batch_size, gpu=gpu, say=say)
     if profile is not None:
         check_model(plan, profile)
@@ -56,12 +55,6 @@ def one_process(plan: Plan, profile: Profile | None) -> Plan:
     """
     micro_batch = None if profile is not None and profile.batch_norms else plan.batch.micro_batch
     return Plan(batch=Batch(micro_batch=micro_batch), precision=plan.precision, timeout_s=plan.timeout_s)
-
-
-def _check_runs(plan: Plan) -> None:
-    """Raise PlanError for what can be planned and not yet be run."""
-    if plan.sync.mode != "all-reduce":
-        raise PlanError(f"sync.mode={plan.sync.mode!r} can be planned, but not be run yet. Use sync.mode='all-reduce'.")
 
 
 def _profile(job: Job, plan: Plan, batch_size: int, *, gpu: bool, say: Say) -> Profile | None:

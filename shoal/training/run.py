@@ -3,42 +3,35 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
 from torch.distributed import Store
 
 from shoal.comm.alive import Watch
-from shoal.comm.mesh import device_mesh, position_of
 from shoal.comm.rank import Rank
 from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
-from shoal.core.toml import write_toml
 from shoal.data.steps import Part, StepLoader
-from shoal.fault.same import check_same_model
 from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
-from shoal.sync.compressed import compress_shards
 from shoal.training.clock import StepClock
 from shoal.training.eager import eager
-from shoal.training.engine import build_engine
 from shoal.training.evaluate import evaluate
-from shoal.training.links import Place, known_links
 from shoal.training.loader import open_loader
-from shoal.training.meeting import open_meeting, open_shards
+from shoal.training.loose import Loose
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
-from shoal.training.pieces import Cutter
 from shoal.training.recording import Recording
 from shoal.training.saving import Saving
+from shoal.training.shares import LiveShares
 from shoal.training.snapshots import Keeping, RunSnapshots
-from shoal.training.staging import Decision
-from shoal.training.state import build_state
-from shoal.training.step import Pending, Stepper, check_finite
+from shoal.training.step import Stepped, check_finite
+from shoal.training.wired import wire
 
 WORTH_SAYING_S = 1.0
 """How long a worker must have waited for data before anybody is told: the first batches of a short run say nothing."""
@@ -62,74 +55,49 @@ class Run:
         keeping: Keeping | None = None,
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
-        self._log = log
         tensorboard = folder.tensorboard if rank.index == 0 else None
         self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit)
         self._memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
         self._clock = StepClock(device)
-        self.position = position_of(plan.mesh, rank.index)
-        mesh = device_mesh(plan.mesh, device, timeout_s=plan.timeout_s) if rank.workers > 1 else None
-        self._shards = open_shards(plan, self.position, rank=rank, store=store, device=device)
-        self.state = self._state = build_state(
-            job,
-            plan,
-            position=self.position,
-            mesh=mesh,
-            device=device,
-            waiting=self._clock.waiting,
-            shared=self._shards,
-        )
-        check_same_model(store, rank, self._state.layout, plan, watch)
+        self._wired = wire(job, plan, folder, rank=rank, store=store, device=device, clock=self._clock, watch=watch)
+        self.position, self.engine, self._cutter = self._wired.position, self._wired.engine, self._wired.cutter
+        self.state = self._state = self._wired.state
+        self.feedback = self._wired.meeting.feedback
+        self._sharers = rank.local_workers if self._wired.shares_memory else 1
         if self._state.layout.why_whole:
             self.say(f"Each worker held the whole model while building it: {self._state.layout.why_whole}.")
-        self._cutter = Cutter(job, plan, device=device, meets=self._state.layout.meets)
-        parameters = self._state.layout.parameters.values()
-        self._meeting = open_meeting(
-            plan,
-            Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder)),
-            shapes=[parameter.shape for parameter in parameters],
-            seed=job.seed,
-        )
-        self.feedback = self._meeting.feedback
-        shares = self._shards is not None or self._meeting.shared is not None
-        self._sharers = rank.local_workers if shares else 1
-        if self._meeting.feedback is not None and not plan.mesh.keeps_whole:
-            for root in self._state.layout.roots:
-                compress_shards(root, self._meeting.feedback, watch=watch)
-        if rank.index == 0:
-            write_toml(folder.communication_toml, self._meeting.communication)
-        self.engine = build_engine(self._state, job, plan, device=device, clock=self._clock, meeting=self._meeting)
         self._recording = Recording(self._state.layout, self.position, folder.parameters) if is_recorded else None
-        self._stepper = Stepper(
-            self._state,
-            job,
-            plan,
-            self.engine,
-            position=self.position,
-            index=rank.number,
-            device=device,
-            clock=self._clock,
-            cutter=self._cutter,
-            recording=self._recording,
-        )
+        self.loose: Loose | None = None
+        """Set where workers may be apart between two boundaries (sync.mode)."""
+        if plan.sync.mode != "all-reduce":
+            self.loose = Loose(self, store, clock=self._clock, cutter=self._cutter, log=log, watch=watch)
+        self._stepper = self.loose or self._wired.stepper(job, plan, rank=rank, recording=self._recording)
         self.step_count = 0
         """How many steps have been done."""
         self._part: Part | None = None
         self._loader: StepLoader | None = None
-        self._pending: Pending | None = None
+        self._pending: Stepped | None = None
         self._loss = math.nan
         self.evaluated: tuple[int, dict[str, float]] = (0, {})  # after how many steps, and what came of it
         self._is_first = True
+        self._loads_anew = False  # whether the loader is to go on from the next step by other shares
+        self.live = LiveShares(self, log=log, memory=self._memory, clock=self._clock, is_recorded=is_recorded)
+        self.kept: dict[str, torch.Tensor] = {}
+        """What the mode of the run that is gone on with has kept."""
         self.saving = Saving(self, store, log, watch)
         self.snapshots = RunSnapshots(self, keeping, log, watch)
         self.is_taken_over = self.snapshots.take_over() is not None
         """Whether the state has come from the memory of workers."""
         self.saving.begin(is_restored=self.is_taken_over)
+        if self.loose is not None:
+            self.loose.open(self._wired.meeting, self.kept, is_kept=keeping is not None)
         self.snapshots.begin()
 
     @property
     def model(self) -> torch.nn.Module:
         """The model as the job built it, without any wrapper."""
+        if self.loose is not None:
+            self.loose.finish_fetching()
         return self._state.layout.model
 
     @property
@@ -148,16 +116,32 @@ class Run:
         The part of a last, partial batch can be empty: `samples` is then, and the batch is a stand-in that counts
         nothing. It must still be given to `step`, for the other workers wait for this one.
         """
+        self._clock.restart()
+        if self.loose is not None and self.loose.tickets is not None:
+            with closing(self.loose.parts()) as parts:
+                yield from self._batches_of(parts)
+            return
         loader = self._loader = open_loader(
             self.job, self.plan, index=self.position.data, first_step=self.step_count + 1, device=self.device
         )
-        self._clock.restart()
-        for part in loader:
+        while True:
+            self._loads_anew = False
+            with closing(iter(loader)) as parts:
+                yield from self._batches_of(parts)
+            if not self._loads_anew:
+                return
+            loader.go_on(self.step_count + 1, self.plan.shares)
+
+    def _batches_of(self, parts: Iterable[Part]) -> Generator[Any, None, None]:
+        """Yield the batches of `parts`, to their end or until shares have changed."""
+        for part in parts:
             self._clock.mark("data_s")
             self._part = part
             yield part.batch
             if self._part is None:  # it was trained on, and so the run is between two steps
                 self.saving.after_step()
+            if self._loads_anew:
+                return
 
     def step(self, batch: Any) -> float:
         """Train on `batch` and return the loss of the global batch. Called by every worker."""
@@ -175,13 +159,23 @@ class Run:
         if self._is_first:
             self._say_inexact()
         self._is_first = False
-        self.step_count += 1
+        self.step_count = self._state.step
+        # A worker that was late goes on with a later step; with tickets, with whichever it is given.
+        self._loads_anew = self.step_count > part.step and getattr(self.loose, "tickets", None) is None
         self.snapshots.after_step()
         if self._pending is not None:
             self.settle()
         self._pending = pending
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or self.loose is not None:
             self.settle()
+        self.share(self.live.after_step())
+
+    def share(self, shares: tuple[float, ...] | None) -> None:
+        """Cut the global batches from the next step on by other `shares`, if any. Called by every worker."""
+        if shares is not None:
+            self.plan = dataclasses.replace(self.plan, batch=dataclasses.replace(self.plan.batch, shares=shares))
+            self._cutter.shares = shares
+            self._loads_anew = True
 
     def _say_inexact(self) -> None:
         """Tell the user what the workers do otherwise than one process would, if anything."""
@@ -189,15 +183,10 @@ class Run:
         if drawn and self.plan.workers > 1:
             self.say(f"{', '.join(sorted(drawn))} draws its random numbers inside: they differ between workers.")
 
-    def note_staging(self, decisions: Sequence[Decision]) -> None:
-        """Say where the packs of the job are read, and why; each node's first worker writes it down."""
-        for decision in decisions:
-            self.say(str(decision))
-            if self.rank.local_index == 0:
-                self._log.write("staging", **dataclasses.asdict(decision))
-
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint now, between two steps; without `wait`, while training goes on. Called by every worker."""
+        if self.loose is not None:
+            self.loose.need_settled("run.save()")
         self.saving.save(wait=wait)
         self._clock.restart()
 
@@ -212,7 +201,9 @@ class Run:
         if pending is not None:
             result = pending.result
             check_finite(pending, result.loss, worker=self.rank.number, applied=True)
-            self._metrics.step(pending.part, result, pending.seconds())
+            seconds = pending.seconds()
+            self._metrics.step(pending.part, result, seconds)
+            self.live.note(pending.part, seconds)
             self._loss = result.loss
         return self._loss
 
@@ -220,6 +211,8 @@ class Run:
         """Return the loss and the job's metrics over `job.eval_data`. Called by every worker."""
         if self.job.eval_data is None:
             raise ConfigError("run.evaluate() needs Job.eval_data.")
+        if self.loose is not None:
+            self.loose.need_settled("run.evaluate()")
         self.settle()
         with self._stepper.contexts():
             metrics = evaluate(
@@ -254,7 +247,8 @@ class Run:
         self.saving.close()
         self.snapshots.close()
         self._metrics.close()
-        self._meeting.close()
-        if self._shards is not None:
-            self._shards.close()
+        if self.loose is not None:
+            self.loose.close()
+        self._wired.close()
         del self._stepper, self.engine, self.state, self._state, self._recording, self.saving, self.snapshots
+        del self.live, self.loose, self._wired

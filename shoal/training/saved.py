@@ -5,8 +5,9 @@ What there is, and by which names:
     model/NAME, buffer/NAME       parameters, trained or frozen, and buffers, by their names in the job's model
     optimizer/KEY/NAME            the optimizer's state for a parameter (saved_optimizer.py)
     codec/WORKER/...              what a codec has not sent yet (saved_codec.py)
+    sync/NAME                     what the way in which workers meet keeps (saved_sync.py)
     own                           the random states of each worker (saved_random.py)
-    common                        step, data, schedule, the optimizer's settings, metrics, the mesh
+    common                        step, data, schedule, the optimizer's settings, shares, metrics, the mesh
 
 The data position of a run is its step: the order of samples is a function of it. Random states go on alike in the same
 mesh; in another one, workers begin anew from the job's seed and the step. (Dropout is a function of the step: exact.)
@@ -33,6 +34,7 @@ from shoal.training.saved_codec import codec_alike, codec_shards, codec_wanted, 
 from shoal.training.saved_optimizer import groups_of, make_room, optimizer_shards, set_groups
 from shoal.training.saved_random import RandomStates, set_random
 from shoal.training.saved_slices import Placement, local_of, place
+from shoal.training.saved_sync import restore_sync, sync_alike, sync_shards, sync_wanted
 
 if TYPE_CHECKING:
     from shoal.training.run import Run
@@ -42,14 +44,15 @@ def state_of(run: "Run") -> SavedState:
     """Return the training state of this worker, live, between steps. Called by every worker."""
     run.settle()
     places = _placed(run)
-    shards = [*model_shards(run, places), *optimizer_shards(run.state, places), *codec_shards(run)]
+    shards = [*model_shards(run, places), *optimizer_shards(run.state, places), *sync_shards(run)]
+    shards += codec_shards(run)
     return SavedState(shards, RandomStates(run.device).own(), {**fixed(run), **changing(run), "metrics": _metrics(run)})
 
 
 def live_shards(run: "Run") -> list[Shard]:
     """Return the slices that this worker holds, live, between steps, but for what a codec keeps. By every worker."""
     places = _placed(run)
-    return [*model_shards(run, places), *optimizer_shards(run.state, places)]
+    return [*model_shards(run, places), *optimizer_shards(run.state, places), *sync_shards(run)]
 
 
 def model_shards(run: "Run", places: dict[str, Placement] | None = None) -> Iterator[Shard]:
@@ -96,12 +99,15 @@ def go_on_from(
     places = _placed(run)
     wanted, finish = make_room(run.state, places, saved.found)
     codec = codec_wanted(run, saved.found, alike)
-    fill_in([*model_shards(run, places), *wanted, *codec])
+    kept = sync_wanted(run, saved.found, alike)
+    fill_in([*model_shards(run, places), *wanted, *codec, *kept])
     finish()
+    restore_sync(run, kept, saved.found, alike, say=say)
     set_groups(run.state.optimizer, alike["groups"])
     if run.state.schedule is not None:
         run.state.schedule.load_state_dict(from_json(alike["schedule"]))
     restore_codec(run, found_in(codec), alike, say=say)
+    run.share(run.live.restored(alike.get("shares")))
     own = saved.own(run.rank.index) if alike["mesh"] == dataclasses.asdict(run.plan.mesh) else None
     if own is not None:
         set_random(own)
@@ -157,6 +163,8 @@ def changing(run: "Run") -> dict[str, Any]:
         "groups": groups_of(run.state.optimizer),
         "schedule": None if schedule is None else to_json(schedule.state_dict(), where="the schedule"),
         "codec": codec_alike(run),
+        "sync": sync_alike(run),
+        "shares": run.live.saved(),
     }
 
 

@@ -5,7 +5,8 @@
 3. With `checkpoint_s`, worker 0 says in the store after how many steps the next one is due, by what steps have taken.
 4. How a checkpoint ended is looked at after each step, and written down. Where it failed the run goes on; or it stops,
    if the plan says so, after a step on which the workers agree.
-5. After each step somebody may have asked to stop, too (fault/preempt.py): then the state is saved, and waited for.
+5. Where workers may be apart (sync.mode), all this is done after boundaries, on which they agree (boundaries.py).
+6. After each step somebody may have asked to stop, too (fault/preempt.py): then the state is saved, and waited for.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from shoal.fault.checkpoint.told import told
 from shoal.fault.checkpoint.weights import read_weights
 from shoal.fault.checkpoint.writer import Checkpointer
 from shoal.fault.checkpoint.written import Written
-from shoal.fault.preempt import Preemption, Together
+from shoal.fault.preempt import Preemption, Reason, Together
 from shoal.fault.shards import Found, Shard, fill
 from shoal.training.saved import model_shards, restore, state_of
 
@@ -81,6 +82,8 @@ class Saving:
         self._next_step: int | None = None
         self._began = (0, time.monotonic())
         self._rounds = 0
+        if run.loose is not None:
+            run.loose.boundaries.next_save = lambda: self._next_step
 
     def begin(self, *, is_restored: bool = False) -> None:
         """Go on from the last checkpoint, if there is one; else from the weights that the plan names, if any.
@@ -142,10 +145,11 @@ class Saving:
         self._note(self._writer.ended())
         if self._failure:
             self._stop_together()
-        if self._is_due():
+        is_together = self._run.loose is None or self._run.loose.is_settled
+        if is_together and self._is_due():
             self.save()
             self._plan_next()
-        elif self._next_step is not None and self._run.step_count == self._began[0] + 1:
+        elif is_together and self._next_step is not None and self._run.step_count == self._began[0] + 1:
             self._writer.prepare(state_of(self._run))  # not before: the optimizer makes its state in its first step
         self._stop_if_asked()
 
@@ -187,13 +191,28 @@ class Saving:
 
     def _stop_if_asked(self) -> None:
         run, asked = self._run, self._asked
-        reason = asked.requested(run.step_count) if asked is not None else None
+        reason = self._requested(asked) if asked is not None else None
         if asked is not None and reason is not None and run.step_count < run.job.total_steps:
             asked.stop(reason, run.step_count, run.save, run=str(run.folder.path))
+
+    def _requested(self, asked: Preemption) -> Reason | None:
+        """Return why to stop now, if that is so: the same on all workers."""
+        run, loose = self._run, self._run.loose
+        if loose is None:
+            return asked.requested(run.step_count)
+        reason = asked.known(run.step_count)
+        if reason is not None:
+            loose.boundaries.stop.ask(run.step_count)
+        return reason if loose.is_settled and loose.boundaries.stop.is_boundary(run.step_count) else None
 
     def _stop_together(self) -> None:
         """Raise that a checkpoint could not be written, after the same step on all workers."""
         run, store = self._run, self._store
+        if run.loose is not None:
+            run.loose.boundaries.fail.ask(run.step_count)
+            if run.loose.is_settled and run.loose.boundaries.fail.is_boundary(run.step_count):
+                raise CheckpointError(self._failure)
+            return
         if store is not None and self._together is None:
             ahead = 2 if run.device.type == "cuda" else 1  # as for `loop.listening`
             self._together = Together(PrefixStore("failed", store), workers=run.rank.workers, ahead=ahead)
@@ -220,7 +239,9 @@ class Saving:
         elif seconds is not None:
             first, since = self._began
             done = step - first
-            self._next_step = step + (self._agreed_steps(seconds, done, since) if done else _FIRST_STEPS)
+            wanted = step + (self._agreed_steps(seconds, done, since) if done else _FIRST_STEPS)
+            every = self._run.plan.sync.local_steps  # where they meet anyway
+            self._next_step = -(-wanted // every) * every
 
     def _agreed_steps(self, seconds: float, done: int, since: float) -> int:
         """Return how many steps are `seconds`, as worker 0 has measured them."""

@@ -5,10 +5,11 @@ the step in between. (What a codec keeps is as much as the gradients: it is copi
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shoal.fault.shards import Shard
 from shoal.training.saved_codec import codec_shards
@@ -57,3 +58,43 @@ class Noted:
             self._tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         else:
             noted.copy_(tensor)
+
+
+def part_of(run: "Run", *, is_divided: bool) -> tuple[int, int]:
+    """Return which part of how many a worker holds, or copies where copying is divided among replicas."""
+    position, mesh = run.position, run.plan.mesh
+    parts = mesh.pipeline * mesh.shard * mesh.tensor
+    if is_divided or parts == mesh.workers:
+        return run.rank.index, mesh.workers
+    return (position.pipeline * mesh.shard + position.shard) * mesh.tensor + position.tensor, parts
+
+
+def meets_to_save(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether it keeps what only all workers together can name: means of rows of sharded matrices."""
+    return any(
+        isinstance(value, DTensor) and value.shape != parameter.shape
+        for parameter, state in optimizer.state.items()
+        for value in state.values()
+    )
+
+
+class StateCopy:
+    """A copy of a worker's whole state, in its own memory; `step` is -1 while there is none, or while it is written."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.shards: list[Shard] = []
+        self.alike: dict[str, Any] = {}
+
+    def take(self, shards: list[Shard], step: int, alike: dict[str, Any]) -> None:
+        """Copy `shards`, live, as they are after `step`, and what all workers have alike then."""
+        self.step = -1
+        held = {(shard.name, shard.offset): shard.tensor for shard in self.shards}
+        self.shards = [_copied(shard, held.get((shard.name, shard.offset))) for shard in shards]
+        self.step, self.alike = step, alike
+
+
+def _copied(shard: Shard, into: Tensor | None) -> Shard:
+    if into is None or into.shape != shard.tensor.shape:
+        into = torch.empty_like(shard.tensor, memory_format=torch.contiguous_format)
+    return dataclasses.replace(shard, tensor=into.copy_(shard.tensor))

@@ -8,7 +8,10 @@
    a part, what it would save (`Shard.is_mine`); on several hosts nothing, unless the plan says how often.
 3. Where there are several hosts, each worker's copy is sent on to another one (fault/snapshot_neighbour.py), while the
    steps until the next are done.
-4. When workers are lost or join, those of the next generation bring the newest whole state together (`take_over`).
+4. Where workers may be apart (sync.mode), only what is the run's state counts, and nothing is copied to the host's
+   memory. With local steps that is the state of the last meeting, with servers that after the last boundary: of
+   these each keeps a copy of its own.
+5. When workers are lost or join, those of the next generation bring the newest whole state together (`take_over`).
 """
 
 import dataclasses
@@ -20,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shoal.comm.alive import Watch
 from shoal.comm.messages import GroupWire, gather_values
@@ -35,7 +37,7 @@ from shoal.fault.shards import Shard
 from shoal.fault.snapshot import Held, Snapshots, path_of, remove_older
 from shoal.fault.snapshot_neighbour import Address, Receiver, neighbours
 from shoal.training.saved import changing, fixed, go_on_from, live_shards
-from shoal.training.snapshot_noted import Noted
+from shoal.training.snapshot_noted import Noted, StateCopy, meets_to_save, part_of
 from shoal.training.snapshot_pace import Pace
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class RunSnapshots:
         self._shards: list[Shard] = []
         self._is_cut_off, self._is_divided = False, False
         self._state: list[Any] = []
+        self._copy = StateCopy() if run.plan.sync.mode in ("local", "server") else None
         self._files: Snapshots | None = None
         self._receiver: Receiver | None = None
         self._pace: Pace | None = None
@@ -77,7 +80,7 @@ class RunSnapshots:
         self._hook = run.state.optimizer.register_step_pre_hook(lambda *_: self._before_update())
         every = keeping.every
         self._has_copies = run.plan.mesh.keeps_whole and run.plan.workers > 1
-        if every != "never":
+        if every != "never" and run.loose is None:
             is_busy = run.device.type == "cpu" and run.rank.local_workers * torch.get_num_threads() >= usable_cores()
             asked = every if isinstance(every, int) else 0
             self._pace = Pace(asked, is_busy=is_busy, has_copies=self._has_copies)
@@ -120,7 +123,7 @@ class RunSnapshots:
 
     def after_step(self) -> None:
         """Note the state after the step that was just done, and copy it if that is due. Called by every worker."""
-        if self._keeping is None:
+        if self._keeping is None or (self._run.loose is not None and not self._run.loose.is_common):
             return
         self._note()
         if self._pace is not None and self._pace.is_due(self._step):
@@ -130,13 +133,27 @@ class RunSnapshots:
 
     def held(self) -> list[Held]:
         """Return the live state of this worker, if it is not in the middle of an update. Called after the last step."""
-        if self._keeping is None or self._step < 0 or self._meets_to_save():
+        if self._keeping is None:
+            return []
+        generation, worker = self._keeping.generation, self._run.rank.index
+        part, parts = part_of(self._run, is_divided=False)
+        own = self._noted.random.own()
+        if self._copy is not None and self._copy.step >= 0:
+            return [Held(generation, self._copy.step, worker, part, parts, self._copy.shards, own, self._copy.alike)]
+        if self._step < 0 or meets_to_save(self._run.state.optimizer):
             return []
         shards = self._noted.put_into(live_shards(self._run))
-        generation, worker = self._keeping.generation, self._run.rank.index
-        part, parts = self._part(is_divided=False)
-        own, common = self._noted.random.own(), self._alike()
-        return [Held(generation, self._step, worker, part, parts, shards, own, common)]
+        return [Held(generation, self._step, worker, part, parts, shards, own, self._alike())]
+
+    def change(self) -> None:
+        """Know that the state is about to change otherwise than by the optimizer's step."""
+        self._step = -1
+
+    def reach(self, step: int) -> None:
+        """Know that the state is that after `step`, while the step is not over yet."""
+        if self._keeping is not None and self._copy is None:
+            self._noted.take()
+            self._step = step
 
     def finish(self) -> None:
         """Write down what snapshots cost, and remove them: the run has ended in order."""
@@ -160,7 +177,7 @@ class RunSnapshots:
             self._receiver = None
         if self._keeping is not None:
             self._hook.remove()
-        self._keeping, self._pace, self._shards, self._state = None, None, [], []
+        self._keeping, self._pace, self._shards, self._state, self._copy = None, None, [], [], None
 
     def _before_update(self) -> None:
         """The state is about to change: wait for the copy of it."""
@@ -185,17 +202,11 @@ class RunSnapshots:
     def _note(self) -> None:
         self._noted.take()
         self._step = self._run.step_count
+        if self._copy is not None:
+            self._copy.take(self._noted.put_into(live_shards(self._run)), self._step, self._alike())
 
     def _alike(self) -> dict[str, Any]:
         return {**self._fixed, **changing(self._run)}
-
-    def _part(self, *, is_divided: bool) -> tuple[int, int]:
-        """Return which part of how many this worker holds, or copies where copying is divided among replicas."""
-        position, mesh = self._run.position, self._run.plan.mesh
-        parts = mesh.pipeline * mesh.shard * mesh.tensor
-        if is_divided or parts == mesh.workers:
-            return self._run.rank.index, mesh.workers
-        return (position.pipeline * mesh.shard + position.shard) * mesh.tensor + position.tensor, parts
 
     def _take(self) -> None:
         """Begin to copy the state to the host's memory. Called by every worker at the same step."""
@@ -217,19 +228,16 @@ class RunSnapshots:
         """List the slices of the state, unless those listed before are still it."""
         now = [value for state in self._run.state.optimizer.state.values() for value in state.values()]
         is_same = len(now) == len(self._state) and all(map(operator.is_, now, self._state))
-        if is_same and self._shards and all(isinstance(v, Tensor) for v in now) and not self._meets_to_save():
+        if (
+            is_same
+            and self._shards
+            and all(isinstance(v, Tensor) for v in now)
+            and not meets_to_save(self._run.state.optimizer)
+        ):
             return
         self._state = now
         shards = self._noted.put_into(live_shards(self._run))
         self._shards = [shard for shard in shards if shard.is_mine] if self._is_divided else shards
-
-    def _meets_to_save(self) -> bool:
-        """Whether the optimizer keeps what only all workers together can name: means of rows of sharded matrices."""
-        return any(
-            isinstance(value, DTensor) and value.shape != parameter.shape
-            for parameter, state in self._run.state.optimizer.state.items()
-            for value in state.values()
-        )
 
     def _open(self) -> None:
         """Make room for snapshots, on all workers or none. Called by every worker."""
@@ -243,7 +251,7 @@ class RunSnapshots:
         self._refresh()
         why, files = "this host has no shared memory for snapshots", None
         if keeping.room is not None:
-            part, parts = self._part(is_divided=self._is_divided)
+            part, parts = part_of(run, is_divided=self._is_divided)
             whose = {"generation": keeping.generation, "worker": run.rank.index, "part": part, "parts": parts}
             files = Snapshots(keeping.room, **whose, timeout_s=run.plan.timeout_s, check=self._check)
             why = files.prepare(self._shards, {"own": self._noted.random.own(), "common": self._alike()})

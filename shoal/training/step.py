@@ -28,9 +28,11 @@ from shoal.comm.mesh import Position
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
 from shoal.data.steps import Part
 from shoal.parallel.gradients import clip, squares
+from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.sync.allreduce import PendingTotal
+from shoal.sync.mode import Met
 from shoal.training.clock import Seconds, StepClock
 from shoal.training.pieces import Cutter, Piece
 from shoal.training.recording import Recording
@@ -51,6 +53,8 @@ class StepResult:
     """Of the whole model, before clipping; None where nobody asked for it."""
     parameter_norms: dict[str, float] = field(default_factory=dict)
     """The norm of each parameter's gradient, where asked for."""
+    met: Met | None = None
+    """How this worker has met the others, where that is not all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,29 @@ class Engine(Protocol):
 
     def forward(self, pieces: Sequence[Piece], score: Callable[[Any, Piece], torch.Tensor]) -> list[torch.Tensor]:
         """Return score(output, piece) of each piece, without gradients; empty where another stage knows it."""
+
+
+class Stepped(Protocol):
+    """A step that is done, or under way."""
+
+    @property
+    def part(self) -> Part:
+        """What it was done on."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """The same, as it was computed."""
+
+    @property
+    def result(self) -> StepResult:
+        """What the step was: known when it is done, so asking waits."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Where its time went."""
+
+    def losses(self) -> list[float]:
+        """Return the scaled loss of each piece, where this worker knows it."""
 
 
 class Pending:
@@ -162,7 +189,7 @@ class Stepper:
         with comparing_calls() if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
             losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
         if self._state.step == 0:
-            self._refuse_unused()
+            refuse_unused(self._state.layout, self._plan.workers)
         self._finish_gradients()
         totals = self._totals(losses)
         if self._recording is not None:
@@ -218,15 +245,6 @@ class Stepper:
             with self._clock.waiting():
                 self._state.layout.finish_gradients()
 
-    def _refuse_unused(self) -> None:
-        """Name the parameters that got no gradient: engines that wait for all of them fail without naming any."""
-        unused = [name for name, p in self._state.layout.parameters.items() if p.grad is None]
-        if unused and self._plan.workers > 1:
-            raise JobError(
-                f"{len(unused)} parameter(s) got no gradient at step 1: {', '.join(unused[:5])}. With several workers "
-                f"every parameter must take part in the loss. Remove them, or set requires_grad=False."
-            )
-
     def _update(self, totals: torch.Tensor) -> None:
         state = self._state
         if self._job.clip_norm is not None:
@@ -245,7 +263,17 @@ class Stepper:
         return self._state.layout.contexts()
 
 
-def check_finite(pending: Pending, loss: float, *, worker: int, applied: bool) -> None:
+def refuse_unused(layout: Layout, workers: int) -> None:
+    """Name the parameters that got no gradient: engines that wait for all of them fail without naming any."""
+    unused = [name for name, p in layout.parameters.items() if p.grad is None]
+    if unused and workers > 1:
+        raise JobError(
+            f"{len(unused)} parameter(s) got no gradient at step 1: {', '.join(unused[:5])}. With several workers "
+            f"every parameter must take part in the loss. Remove them, or set requires_grad=False."
+        )
+
+
+def check_finite(pending: Stepped, loss: float, *, worker: int, applied: bool) -> None:
     """Raise NonFiniteLoss on the worker whose samples are to blame, PeerLost on the others, if `loss` is not finite."""
     if math.isfinite(loss):
         return

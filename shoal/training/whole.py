@@ -36,6 +36,8 @@ class Whole:
         # A codec would round the loss, too.
         carries_loss = self._kind == "ddp" and meeting.feedback is None
         self._objective = Objective(layout.model, job, carries_loss=carries_loss, compiles=compiles)
+        self.sending: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered around the last backward of a step, whose gradients can be sent as they become ready."""
         self._replicas: Replicas | None = None
         if self._kind == "ddp":
             self._replicas = meeting.replicas(self._objective, clock=clock)
@@ -66,7 +68,8 @@ class Whole:
 
     def _backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if self._replicas is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self.sending() if is_last else nullcontext():
+                loss.backward()  # type: ignore[no-untyped-call]
         else:
             self._replicas.backward(loss)
             if is_last:

@@ -152,5 +152,5 @@ def test_the_thread_ends_with_the_iteration() -> None:
     parts = iter(Loader(TensorDataset(torch.arange(99)), batch_size=1, shares=(1.0,), index=0, last_step=99))
     next(parts)
     assert len(loaders()) == 1
-    parts.close()  # type: ignore[attr-defined]
+    parts.close()
     assert loaders() == []

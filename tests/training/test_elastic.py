@@ -17,7 +17,8 @@ from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
 from shoal.launch.worker_command import worker_command
 from shoal.spec.on_loss import OnLoss
-from shoal.spec.plan import Checkpoints, Mesh, Plan, Sync
+from shoal.spec.plan import Checkpoints, Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.host import this_host
 from shoal.training.jobfile import load_job
 from shoal.training.prepare import write_run

@@ -15,7 +15,8 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.spec.communication import Communication
 from shoal.spec.job import Job
-from shoal.spec.plan import Mesh, Plan, Sync
+from shoal.spec.plan import Mesh, Plan
+from shoal.spec.sync import Sync
 from tests.support import jobs
 from tests.support.ranks import RankPool
 from tests.support.training import Trace, bare_folder, build, largest_difference, reference, train_part

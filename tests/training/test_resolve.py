@@ -8,7 +8,8 @@ from torch import nn
 from benchmarks.parallel_cases import gpt, gpt2, llama
 from shoal.core.errors import PlanError
 from shoal.spec.job import Job
-from shoal.spec.plan import Batch, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.resolve import one_process, resolve_plan
 from tests.support import jobs
 
@@ -29,7 +30,17 @@ TWO = Batch(micro_batch=2)
             Plan(mesh=Mesh(pipeline=2, replicate=2), batch=Batch(micro_batch=2, shares=(0.75, 0.25))),
             r"replicas of a pipeline take equally many",
         ),
-        (gpt(), Plan(mesh=Mesh(replicate=2), sync=Sync(mode="server")), r"sync.mode='server' can be planned"),
+        (
+            gpt(),
+            Plan(mesh=Mesh(replicate=2), sync=Sync(mode="server", servers=3)),
+            r"servers=3 for 2 workers.*at most 2",
+        ),
+        (
+            gpt(),
+            Plan(mesh=Mesh(replicate=2), sync=Sync(mode="deadline", quorum=3)),
+            r"quorum=3 of 2 workers.*at most 2",
+        ),
+        (gpt(), Plan(mesh=Mesh(replicate=2), sync=Sync(mode="server", codec="int8")), r"sends gradients as they are"),
         (gpt(), Plan(sequence=True), r"sequence=true needs mesh.tensor of 2 or more"),
         (jobs.batch_norm(steps=2), Plan(batch=TWO), r"batch norm"),
         (gpt(), Plan(mesh=Mesh(replicate=32)), r"32 workers for a global batch of 16"),

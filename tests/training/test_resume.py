@@ -19,7 +19,8 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.fault.checkpoint.manifest import committed
 from shoal.spec.job import Job
-from shoal.spec.plan import Batch, Checkpoints, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Checkpoints, Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.loop import train_all
 from shoal.training.opening import open_run
 from shoal.training.resolve import resolve_plan

@@ -18,7 +18,8 @@ from shoal.comm.rank import ALONE, Rank
 from shoal.core.run_folder import RunFolder
 from shoal.fault.checkpoint.manifest import committed
 from shoal.spec.job import Job
-from shoal.spec.plan import Checkpoints, Mesh, Plan, Sync
+from shoal.spec.plan import Checkpoints, Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.saved_codec import restore_codec
 from tests.support.jobs import linear
 from tests.support.ranks import RankPool

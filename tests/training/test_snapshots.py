@@ -21,12 +21,14 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml, write_toml
 from shoal.fault.snapshot import Held
 from shoal.spec.job import Job
-from shoal.spec.plan import Batch, Mesh, Plan, Sync
+from shoal.spec.plan import Batch, Mesh, Plan
+from shoal.spec.sync import Sync
 from shoal.training.opening import opened
 from shoal.training.resolve import resolve_plan
 from shoal.training.run import Run
 from shoal.training.saved import state_of
 from shoal.training.snapshots import Keeping
+from shoal.training.step import Stepper
 from tests.support.jobs import linear
 from tests.support.ranks import RankPool
 from tests.support.training import largest_difference
@@ -132,6 +134,7 @@ def part(
 
 def fail(run: Run) -> None:
     """Begin a step that is never done."""
+    assert isinstance(run._stepper, Stepper)
     run._stepper._engine = Failing(run.engine)
     with pytest.raises(PeerLost):
         run.step(next(run.batches()))
