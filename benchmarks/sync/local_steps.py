@@ -44,6 +44,7 @@ from shoal.comm.store import connect, host_store
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
+from shoal.spec.call import call_model
 from shoal.spec.job import Job
 from shoal.spec.plan import Mesh, Plan
 from shoal.spec.sync import OUTER, Sync
@@ -125,7 +126,7 @@ def bare_steps(job: Job, rank: Rank, model: DistributedDataParallel) -> Iterator
     optimizer = job.optimizer(list(model.parameters()))
     schedule = job.schedule(optimizer) if job.schedule else None
     for part in open_loader(job, Plan(mesh=Mesh(replicate=rank.workers)), index=rank.index, first_step=1, device=CPU):
-        loss = job.loss(model(job.inputs(part.batch)), part.batch)
+        loss = job.loss(call_model(model, job, part.batch), part.batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm or float("inf"))
@@ -180,7 +181,12 @@ def measure(cluster: Hosts, sync: Sync | None, *, steps: int, every: int, target
     store, port = host_store(host=cluster.machine, timeout_s=TIMEOUT_S)
     told = {"steps": steps, "every": every, "target": target, "is_bare": sync is None}
     command = [sys.executable, "-W", "ignore", __file__, "--worker", str(run_folder.path), json.dumps(told)]
-    common = {"WORLD_SIZE": cluster.count, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "OMP_NUM_THREADS": 1}
+    common: dict[str, object] = {
+        "WORLD_SIZE": cluster.count,
+        "LOCAL_WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "OMP_NUM_THREADS": 1,
+    }
     common |= {"MASTER_ADDR": cluster.machine, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     processes = []
     for index in range(cluster.count):
