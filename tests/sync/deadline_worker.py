@@ -9,7 +9,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from shoal.comm.alive import watching
 from shoal.comm.group import joined
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
+from shoal.comm.torch_private import abandon_groups
+from shoal.core.errors import PeerLost
 from shoal.core.events import EventLog
 from shoal.spec.sync import Sync
 from shoal.sync.deadline.mode import Deadline
@@ -108,6 +111,7 @@ def train(
     story = Story(rank, store, boundaries, lags or {}, sleeps or {}, stops, kills)
     with (
         joined(rank, store, device=torch.device("cpu"), timeout_s=TIMEOUT_S),
+        _leaving_when_lost(),
         watching(store, rank, timeout_s=TIMEOUT_S, silent_s=silent_s) as watch,
     ):
         model = Net(width)
@@ -130,6 +134,16 @@ def train(
         finally:
             mode.close()
             log.close()
+
+
+@contextmanager
+def _leaving_when_lost() -> Iterator[None]:
+    """Abandon the groups when a peer is lost, as runs do: torch may wait for ever to free what it has under way."""
+    try:
+        yield
+    except PeerLost:
+        abandon_groups()
+        raise
 
 
 def _train(model: Net, trained: Trained, mode: Deadline, story: "Story", steps: int) -> Notes:
@@ -166,7 +180,7 @@ class Story:
         """Be slow, or stopped, or killed, with the gradient of `step` in hand."""
         me = self.rank.index
         time.sleep(self.sleeps.get(me, 0.0))
-        if self.kills == (me, step):
+        if self.kills is not None and self.kills[0] == me and step >= self.kills[1]:  # it may leave steps out
             os.kill(os.getpid(), signal.SIGKILL)
         if self.stops is not None and self.stops[:2] == (me, step):
             self.store.set("stopped", str(os.getpid()))

@@ -70,11 +70,12 @@ class Host:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # whoever accepts there is told at once
         self._listener.close()
+        self._thread.join(5.0)  # nobody comes in any more
         with self._guard:
             connections = dict(self._connections)
         for connection in connections:
             connection.close()
-        for thread in (self._thread, *connections.values()):
+        for thread in connections.values():
             thread.join(5.0)
         for primary in self._primaries.values():
             primary.follower.close()
@@ -128,6 +129,7 @@ class Host:
             in_order = True
         except Deposed:
             primary.depose()
+            primary.follower.close()
             if self._primaries.get(number) is primary:
                 del self._primaries[number]
         except Ended:
@@ -151,7 +153,8 @@ class Host:
     def _keep(self, number: int, header: dict[str, Any], tensors: list[Tensor]) -> bool:
         """Be the replica of a slice from now on."""
         self._followed[number] = _Followed(load(header["shard"], tensors), header["epoch"])
-        self._primaries.pop(number, None)
+        if (primary := self._primaries.pop(number, None)) is not None:
+            primary.follower.close()
         return True
 
     def _follow(self, number: int, header: dict[str, Any], tensors: list[Tensor]) -> bool:

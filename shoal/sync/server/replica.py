@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.sync.server.places import Places, Serving
 from shoal.sync.server.shard import Shard
-from shoal.sync.server.wire import Connection
+from shoal.sync.server.wire import Connection, Ended
 
 
 class Deposed(Exception):
@@ -37,6 +37,7 @@ class Follower:
         self.serving = serving
         self._number, self._places, self._gone = number, places, set(gone)
         self._connection: Connection | None = None
+        self._is_closed = False
 
     def copy_first(self, shard: Shard) -> None:
         """Copy the slice to the replica that is meant to be its first."""
@@ -78,19 +79,28 @@ class Follower:
                 break
             except OSError:
                 self._gone.add(host)
-        if not self._places.change(self._number, before, after):
+        try:
+            is_first = self._places.change(self._number, before, after)
+        except BaseException:
+            self.close()
+            raise
+        if not is_first:
             self.close()
             raise Deposed(f"slice {self._number} is served by another host now.")
         self.serving = after
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, for good."""
+        self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _lose(self) -> None:
-        self.close()
+        self._drop()
         if self.serving.replica is not None:
             self._gone.add(self.serving.replica)
 
@@ -100,6 +110,8 @@ class Follower:
         try:
             message = {"op": "keep", "slice": self._number, "epoch": epoch, "shard": header}
             assert connection.request(message, *tensors)["ok"]
+            if self._is_closed:  # while it was copied: nobody would close this connection any more
+                raise Ended("this server closes.")
         except BaseException:
             connection.close()
             raise

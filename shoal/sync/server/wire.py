@@ -35,7 +35,8 @@ class Connection:
     def __init__(self, peer: socket.socket, *, in_vain: Callable[[], bool], timeout_s: float) -> None:
         self._socket, self._in_vain, self._timeout_s = peer, in_vain, timeout_s
         peer.settimeout(LOOK_S)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # it broke already: the first message will tell
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, header: dict[str, Any], *tensors: Tensor) -> None:
         """Send a header and, behind it, the bytes of `tensors`, which lie in the processor's memory."""
