@@ -10,7 +10,9 @@ DIFFERENCES = pytest.StashKey[dict[str, float]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--full-size", action="store_true", help="hold the examples at their full size against one process"
+        "--full-size",
+        action="store_true",
+        help="hold the examples at their full size against one process; what is to be mended",
     )
 
 
