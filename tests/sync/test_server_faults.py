@@ -1,5 +1,6 @@
 """Servers and workers that die: nothing that was acknowledged is lost, nothing counts twice, nobody hangs."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -61,6 +62,40 @@ def test_hosts_that_die_one_after_the_other_leave_every_slice_served() -> None:
     found = together(3, do, Sync(mode="server", servers=3), boundaries={STEPS})
     for row in found:
         assert torch.allclose(row, reference().row(), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_primary_that_lives_after_its_replica_has_taken_over_sends_its_workers_there(is_asynchronous: bool) -> None:
+    turn = threading.Barrier(3, timeout=20)
+
+    def do(worker: Worker) -> Any:
+        places, steps = worker.servers.opened.places, range(1, STEPS + 1)
+        tickets = worker.servers.tickets
+        for step in steps:
+            if tickets is not None:
+                assert tickets.next_part() is not None
+            turn.wait()
+            if step in {3, 6} and worker.rank.index == 1:
+                before = places.serving(0)
+                assert before.replica is not None
+                with contextlib.closing(places.dial(before.replica)) as connection:
+                    message = {"op": "take over", "slice": 0, "epoch": before.epoch}
+                    assert connection.request(message)["ok"]
+            turn.wait()
+            part = tickets._queue.held[0].part if tickets is not None else worker.rank.index
+            worker.step(step, part_of(step, part, (4, 4, 4)), part=part)
+        if tickets is not None:
+            tickets.settle(STEPS)
+        return worker.bench.row(), places.serving(0), places.dead(3)
+
+    sync = Sync(mode="server", servers=3, asynchronous=is_asynchronous)
+    found = together(3, do, sync, boundaries={STEPS}, last_step=STEPS)
+    assert len({serving for _, serving, _ in found}) == 1
+    assert found[0][1].primary == 2  # 0, then its replica 1, then that one's, for host 0 is where nobody looks again
+    assert all(not dead for _, _, dead in found)
+    assert all(torch.equal(row, found[0][0]) for row, _, _ in found)
+    if not is_asynchronous:
+        assert torch.allclose(found[0][0], reference().row(), atol=TOLERANCE)
 
 
 def test_a_worker_that_dies_is_left_out_from_its_next_step_on() -> None:

@@ -38,7 +38,8 @@ class _Followed:
     """A slice of which this host has the replica."""
 
     shard: Shard
-    epoch: int
+    copy: list[int]
+    """Which copy it is: see `Serving`."""
 
 
 class Host:
@@ -128,12 +129,10 @@ class Host:
                 _answer(connection, primary, worker, header)
             in_order = True
         except Deposed:
-            primary.depose()
-            primary.follower.close()
-            if self._primaries.get(number) is primary:
-                del self._primaries[number]
+            self._step_down(number, primary)
+            in_order = True  # it is this server that ends
         except Ended:
-            in_order = True  # it is this host that ends
+            in_order = True
         finally:
             self._served.discard(connection)
             if primary.leave(worker, connection, in_order=in_order or self._closing.is_set()):
@@ -151,16 +150,19 @@ class Host:
             connection.send({"ok": is_good})
 
     def _keep(self, number: int, header: dict[str, Any], tensors: list[Tensor]) -> bool:
-        """Be the replica of a slice from now on."""
-        self._followed[number] = _Followed(load(header["shard"], tensors), header["epoch"])
-        if (primary := self._primaries.pop(number, None)) is not None:
-            primary.follower.close()
+        """Be the replica of a slice from now on, unless it is served here by a later word than the sender's."""
+        epoch, primary = header["copy"][0], self._primaries.get(number)
+        if primary is not None:
+            if primary.follower.serving.epoch >= epoch:
+                return False
+            self._step_down(number, primary)
+        self._followed[number] = _Followed(load(header["shard"], tensors), header["copy"])
         return True
 
     def _follow(self, number: int, header: dict[str, Any], tensors: list[Tensor]) -> bool:
         """Do what the primary does, unless it is none any more."""
         followed = self._followed.get(number)
-        if followed is None or followed.epoch != header["epoch"]:
+        if followed is None or followed.copy != header["copy"]:
             return False
         gradient = tensors[0].view(followed.shard.flat.dtype)
         update(followed.shard, header["mark"], gradient, header["settings"], scale=header["scale"])
@@ -177,14 +179,26 @@ class Host:
         """Be the primary of a slice that was followed here, unless that has been settled already."""
         followed, before = self._followed.get(number), self._places.serving(number)
         is_mine = before.replica == self.number and before.epoch == header["epoch"]
-        if followed is None or not is_mine or followed.epoch != before.epoch:
+        if followed is None or not is_mine or followed.copy != before.copy:
             return False
         follower = self._follower(number, before, gone=frozenset({before.primary}))
         del self._followed[number]  # from here on the old primary, if it lives, is not followed any more
-        with contextlib.suppress(Deposed):
+        try:
             follower.take_over(followed.shard, before, primary=self.number)
-            self._begin(number, followed.shard, follower)
+        except Deposed:
+            return False
+        except BaseException:
+            self._followed[number] = followed
+            raise
+        self._begin(number, followed.shard, follower)
         return True
+
+    def _step_down(self, number: int, primary: Primary) -> None:
+        """Serve a slice no more: another host does."""
+        primary.follower.close()
+        primary.depose()
+        if self._primaries.get(number) is primary:
+            del self._primaries[number]
 
     def _begin(self, number: int, shard: Shard, follower: Follower) -> None:
         self._primaries[number] = Primary(

@@ -30,6 +30,11 @@ class Serving:
     primary: int
     replica: int | None
 
+    @property
+    def copy(self) -> list[int]:
+        """What tells the copy on the replica from any other: the epoch, and who made it."""
+        return [self.epoch, self.primary]
+
 
 def first_serving(number: int, hosts: int, *, has_replica: bool) -> Serving:
     """Return who serves slice `number` at the beginning."""

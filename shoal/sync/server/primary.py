@@ -15,9 +15,10 @@ had it died) is known by its step or its ticket, and changes nothing.
 Example: workers 0, 1 and 2 push weights 8, 8 and 4. Each is told "0, 1, 2". The gradient is (8 g0 + 8 g1 + 4 g2) / 20.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from shoal.sync.server.replica import Deposed, Follower
 from shoal.sync.server.shard import Shard
-from shoal.sync.server.wire import LOOK_S, Ended
+from shoal.sync.server.wire import LOOK_S, Connection, Ended
 
 
 class Primary:
@@ -44,7 +45,7 @@ class Primary:
         self.shard, self.follower = shard, follower
         self._workers, self._in_vain, self._timeout_s = workers, in_vain, timeout_s
         self._changed = threading.Condition()
-        self._connections: dict[int, object] = {}
+        self._connections: dict[int, Connection] = {}
         self._dead = set(dead)
         self._is_deposed = False
         self._buffers: dict[int, Tensor] = {}
@@ -54,7 +55,7 @@ class Primary:
         self._copy: Tensor | None = None
         """The parameters as they are, for sending: the slice may be updated meanwhile."""
 
-    def join(self, worker: int, connection: object) -> None:
+    def join(self, worker: int, connection: Connection) -> None:
         """Take in a worker, or have it back by another connection."""
         with self._changed:
             self._connections[worker] = connection
@@ -62,22 +63,25 @@ class Primary:
             if worker not in self._buffers:
                 self._buffers[worker] = torch.zeros_like(self.shard.flat)
 
-    def leave(self, worker: int, connection: object, *, in_order: bool) -> bool:
+    def leave(self, worker: int, connection: Connection, *, in_order: bool) -> bool:
         """Go on without a worker whose `connection` has ended; return whether it is taken for dead."""
         with self._changed:
             if self._connections.get(worker) is not connection:
                 return False  # it is back already, by another one
             del self._connections[worker]
-            if not in_order:
-                self._dead.add(worker)
+            if in_order or self._is_deposed:
+                return False
+            self._dead.add(worker)
             self._changed.notify_all()
-            return not in_order
+            return True
 
     def depose(self) -> None:
         """Send all workers away: another host serves this slice now."""
         with self._changed:
             self._is_deposed = True
             self._changed.notify_all()
+            for connection in self._connections.values():
+                connection.close()
 
     def buffer(self, worker: int, begin: int, end: int) -> Tensor:
         """Return where a stretch of that worker's gradient goes."""
@@ -85,7 +89,7 @@ class Primary:
 
     def push(self, worker: int, header: dict[str, Any]) -> dict[str, Any]:
         """Take the gradient in the worker's buffer for a step; return who is in the step once that is known."""
-        with self._changed:
+        with self._serving():
             if header["step"] <= self.shard.version:
                 return {"done": True, **self.shard.told}
             self._pushed[worker] = header
@@ -98,14 +102,14 @@ class Primary:
 
     def sum(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return the square of the norm of the gradient of those on a list, where the lists of servers differ."""
-        with self._changed:
+        with self._serving():
             if header["step"] <= self.shard.version:
                 return {"done": True, **self.shard.told}
             return {"done": False, "squares": self._squares(header["list"]), **self._told(header["list"])}
 
     def apply(self, header: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """Do a step with the gradient of those on the list; return the parameters after it."""
-        with self._changed:
+        with self._serving():
             if header["step"] > self.shard.version:
                 gradient = self._summed(header["list"])
                 if header["factor"] != 1.0:
@@ -118,7 +122,7 @@ class Primary:
 
     def add(self, worker: int, header: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """Take the gradient in the worker's buffer now; return the parameters, and how stale it was, in steps."""
-        with self._changed:
+        with self._serving():
             stale, done = 0, self.shard.done
             if not done.has(header["ticket"]):
                 stale = max(0, done.count // self._workers - header["seen"] // self._workers)
@@ -131,21 +135,29 @@ class Primary:
 
     def pull(self) -> tuple[dict[str, Any], Tensor]:
         """Return the parameters as they are now."""
-        with self._changed:
+        with self._serving():
             return self._far(), self._parameters()
 
     def wait_for(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return how far this server is when all tickets before one are applied, or after a moment."""
-        with self._changed:
+        with self._serving():
             if self.shard.done.oldest < header["ticket"]:
                 self._changed.wait(LOOK_S)
             return {**self._far(), "beyond": sorted(self.shard.done.beyond)}
 
     def save(self) -> tuple[dict[str, Any], list[Tensor]]:
         """Return all of the slice, as it is now."""
-        with self._changed:
+        with self._serving():
             header, tensors = self.shard.save()
             return header, [tensor.clone() for tensor in tensors]
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Be alone with the slice, as long as it is served here."""
+        with self._changed:
+            if self._is_deposed:
+                raise Deposed("another host serves this slice now.")
+            yield
 
     def _parameters(self) -> Tensor:
         if self._copy is None:
@@ -193,7 +205,11 @@ class Primary:
         self.follower.begin(mark, gradient, settings, scale=scale)
         self._copy = None
         update(self.shard, mark, gradient, settings, scale=scale)
-        self.follower.finish(self.shard)
+        try:
+            self.follower.finish(self.shard)
+        except BaseException:
+            self._is_deposed = True  # before anyone else can be told of the update
+            raise
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + self._timeout_s
