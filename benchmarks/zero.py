@@ -27,6 +27,7 @@ from shoal.core.events import EventLog, EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.starting import Spawning
 from shoal.planner.engine import scatters_each
 from shoal.planner.memory.peak import peaks_of_stages
 from shoal.planner.search.shares import cut_batch
@@ -143,7 +144,7 @@ def measure(job: Job, plan: Plan, host: Any) -> list[Held]:
         folder = RunFolder.create(Path(runs), None, stem="run")
         write_toml(folder.plan_toml, plan)
         command = [sys.executable, __file__, "--worker", str(folder.path)]
-        workers = launch_local(command, workers=plan.workers, timeout_s=_TIMEOUT_S, watch=Watch())
+        workers = launch_local(Spawning(command), workers=plan.workers, timeout_s=_TIMEOUT_S, watch=Watch())
         assert all(worker.exit_code == 0 for worker in workers), "a worker failed; its last words are above"
         found = [json.loads((folder.path / f"held-{index}.json").read_text()) for index in range(plan.workers)]
         ends = [EventReader(folder.events_of(index)).poll()[-1] for index in range(plan.workers)]

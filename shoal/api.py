@@ -19,7 +19,7 @@ from shoal.fault import inject
 from shoal.fault.preempt import last_step, preemptible
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
-from shoal.launch.worker_command import worker_command
+from shoal.launch.starting import workers_of
 from shoal.planner.memory.fit import Estimate
 from shoal.planner.search.ranking import Ranking
 from shoal.report.live import LiveView
@@ -227,10 +227,9 @@ def _run_workers(folder: RunFolder, job: Job, plan: Plan, *, console: Console) -
     status, message = "failed", ""
     try:
         with LiveView(folder, steps=job.total_steps, unit=job.unit, console=console) as view:
-            watch = Watch.by(view.print, on_tick=view.poll)
-            command = worker_command(folder.path)
+            watch, starting = Watch.by(view.print, on_tick=view.poll), workers_of(folder.path)
             workers = launch_local(
-                command, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch, on_loss=plan.on_loss
+                starting, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch, on_loss=plan.on_loss
             )
         cause = find_cause(folder, workers)
         if cause is not None:

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script: shoal/ an
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.starting import Spawning
 from shoal.spec.plan import Checkpoints, Mesh, Plan
 
 NONE, OURS = "none", "shoal"
@@ -58,7 +59,7 @@ def measure(
     command = [sys.executable, "-W", "ignore", str(worker), str(run.path), str(rounds), str(steps), *ways]
     lines: list[str] = []
     watch = Watch(on_line=lambda index, line: lines.append(f"[worker {index}] {line}"))
-    ended = launch_local(command, workers=plan.workers, timeout_s=_TIMEOUT_S, watch=watch)
+    ended = launch_local(Spawning(command), workers=plan.workers, timeout_s=_TIMEOUT_S, watch=watch)
     if any(each.exit_code for each in ended):
         raise SystemExit("\n".join(lines[-60:]))
     texts = [(run.path / f"turns-{index}.json").read_text() for index in range(plan.workers)]

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script: shoal/ an
 from shoal.bench.step import median_bounds
 from shoal.core.run_folder import RunFolder
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.starting import Spawning
 from shoal.spec.plan import Mesh, Plan
 from shoal.training.host import measured_host
 from shoal.training.jobfile import load_job
@@ -50,7 +51,7 @@ def measure(plan: Plan, job_file: Path, *, rounds: int, steps: int, runs: Path) 
     folder = RunFolder.create(runs, None, stem="overhead")
     write_run(folder, job, plan, measured_host(), file=job_file)
     worker = Path(__file__).with_name("overhead_worker.py")
-    command = [sys.executable, "-W", "ignore", str(worker), str(folder.path), str(rounds), str(steps)]
+    command = Spawning([sys.executable, "-W", "ignore", str(worker), str(folder.path), str(rounds), str(steps)])
     lines: list[str] = []
     watch = Watch(on_line=lambda index, line: lines.append(f"[worker {index}] {line}"))
     ended = launch_local(command, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch, on_loss=plan.on_loss)

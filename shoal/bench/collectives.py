@@ -27,6 +27,7 @@ from shoal.bench import collectives_mpi
 from shoal.bench.turns import PROGRESS
 from shoal.core.errors import PeerLost, WorkerFailed
 from shoal.launch.local import Watch, Worker, launch_local
+from shoal.launch.starting import Spawning
 from shoal.planner.collectives.allreduce import ALLREDUCE, two_level
 from shoal.planner.collectives.choice import choose_way
 from shoal.planner.collectives.crowd import STEPS
@@ -214,7 +215,7 @@ def _run(
         if time.monotonic() > deadline_s:
             raise WorkerFailed(f"the benchmark's workers have not ended in {most_s:.0f} s.")
 
-    ended = launch_local(command, workers=workers, timeout_s=60, watch=Watch(on_line=hear, on_tick=look))
+    ended = launch_local(Spawning(command), workers=workers, timeout_s=60, watch=Watch(on_line=hear, on_tick=look))
     if any(worker.exit_code != 0 for worker in ended):
         raise _failure(ended, lines)
     found: dict[str, Any] = json.loads(answer.read_text())

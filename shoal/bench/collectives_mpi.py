@@ -21,7 +21,7 @@ from shoal.bench.turns import take_turns
 from shoal.core.errors import WorkerFailed
 from shoal.core.files import write_whole
 from shoal.core.host import usable_cores
-from shoal.launch.worker_command import die_with_parent
+from shoal.launch.parent import die_with_parent
 
 NAME = "MPI"
 _HOW = "Install Open MPI (openmpi-bin of Debian and Ubuntu) and then mpi4py (pip install mpi4py) to have it measured."

@@ -31,7 +31,7 @@ from shoal.comm.store import connect
 from shoal.core.errors import PlanError, ShoalError, WorkerFailed
 from shoal.core.files import write_whole
 from shoal.core.units import format_bytes
-from shoal.launch.worker_command import die_with_parent
+from shoal.launch.parent import die_with_parent
 
 _TIMEOUT_S = 60.0
 _LINK_S = 1.0

@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.core.errors import WorkerFailed
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.starting import Spawning
 
 
 def bench_step(file: Path, *, workers: int, rounds: int, steps: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def bench_step(file: Path, *, workers: int, rounds: int, steps: int) -> dict[str
         command = [sys.executable, "-m", "shoal.bench.step_worker", *options]
         lines: list[str] = []
         watch = Watch(on_line=lambda rank, line: lines.append(f"[worker {rank}] {line}"))
-        ended = launch_local(command, workers=workers, timeout_s=600, watch=watch)
+        ended = launch_local(Spawning(command), workers=workers, timeout_s=600, watch=watch)
         if any(worker.exit_code != 0 for worker in ended):
             raise WorkerFailed("the benchmark's workers failed.", details="\n".join(lines))
         times = json.loads((Path(folder) / "times.json").read_text())

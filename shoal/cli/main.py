@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, cost, export, fit, pack, plan, probe, report, stage, train, verify, worker
+from shoal.cli import bench, cost, export, fit, nursery, pack, plan, probe, report, stage, train, verify, worker
 from shoal.core.errors import ShoalError, WorkerFailed
 
 VERBS = {
@@ -23,6 +23,7 @@ VERBS = {
     "cost": cost,
     "bench": bench,
     "worker": worker,
+    "nursery": nursery,
 }
 
 _ABOUT = """\

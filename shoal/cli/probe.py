@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _work(arguments: argparse.Namespace) -> int:
     from shoal.core.run_folder import RunFolder
-    from shoal.launch.worker_command import die_with_parent
+    from shoal.launch.parent import die_with_parent
     from shoal.training.probe_worker import probe_work
 
     if arguments.parent is not None:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from shoal.launch.worker_command import die_with_parent
+from shoal.launch.parent import die_with_parent
 
 ABOUT = ""
 EXAMPLE = ""

@@ -1,6 +1,6 @@
 """The local launcher: the workers of a run as processes of this machine, watched until the last has ended.
 
-1. Host the rendezvous store on loopback, on a free port; start the workers, each in a session of its own.
+1. Host the rendezvous store on loopback, on a free port; start the workers, each in a session of its own (starting.py).
 2. Pass on what they print, line by line, and look at their ends as they come.
 3. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the workers, who stop in order (fault/preempt.py): they have the
    notice for it. So have the others when one has stopped by itself.
@@ -12,10 +12,10 @@
 """
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ from shoal.core.host import threads_per_worker
 from shoal.core.notice import read_notice_s
 from shoal.launch.replacing import Replacing
 from shoal.launch.requests import Requests, stop_requests, stopped
+from shoal.launch.starting import Process, Starting, Vain
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
@@ -42,7 +43,7 @@ class Worker:
     """A worker process, seen from outside."""
 
     rank: int
-    process: "subprocess.Popen[bytes]"
+    process: Process
     unfinished_line: bytes = b""
     exit_code: int | None = None
     """Negative: the signal that killed it."""
@@ -73,9 +74,9 @@ class Watch:
 
 
 def launch_local(
-    command: list[str], *, workers: int, timeout_s: float, watch: Watch, on_loss: OnLoss | None = None
+    starting: Starting, *, workers: int, timeout_s: float, watch: Watch, on_loss: OnLoss | None = None
 ) -> list[Worker]:
-    """Run `command` as `workers` worker processes on this machine until all have ended, and return them.
+    """Run `workers` worker processes on this machine until all have ended, and return them.
 
     With `on_loss`, lost ones are replaced, if it says so: the last process of each worker is returned. Raises Stopped
     after every worker has ended: on Ctrl-C (exit code 130), and on a signal that was passed on (75) if not all of them
@@ -84,19 +85,21 @@ def launch_local(
     from shoal.comm.store import LOOPBACK, host_store  # imports torch
 
     store, port = host_store(host=LOOPBACK, timeout_s=timeout_s)
-    env, notice_s = _environment(workers, LOOPBACK, port), read_notice_s()
+    notice_s = read_notice_s()
     started: list[Worker] = []
     replacing = None
-    if on_loss is not None and on_loss.go_on:
-        start = lambda number, member: _start(command, number, env, member=member)  # noqa: E731
-        replacing = Replacing(store, on_loss, start=start, say=watch.on_note)
-    with stop_requests() as requests, kept_memory(store) if replacing else contextlib.nullcontext():
+    with stop_requests() as requests, contextlib.ExitStack() as opened:
+        opened.callback(starting.close)
+        starting.open(_environment(workers, LOOPBACK, port))
+        start = functools.partial(_start, starting, in_vain=lambda: requests.ends_at_once)
+        if on_loss is not None and on_loss.go_on:
+            replacing = Replacing(store, on_loss, start=start, say=watch.on_note)
+            opened.enter_context(kept_memory(store))
         try:
-            if replacing is not None:
-                started += replacing.start_all(workers)
-            else:
-                started += [_start(command, rank, env) for rank in range(workers)]
-            _watch(started, watch, requests, notice_s=notice_s, replacing=replacing)
+            with contextlib.suppress(Vain):
+                for worker in replacing.start_all(workers) if replacing else map(start, range(workers)):
+                    started.append(worker)
+                _watch(started, watch, requests, notice_s=notice_s, replacing=replacing)
         finally:
             _end_all(started, watch)
         _note_done(started, replacing)
@@ -148,16 +151,9 @@ def _environment(workers: int, host: str, port: int) -> dict[str, str]:
     }
 
 
-def _start(command: list[str], rank: int, env: dict[str, str], *, member: str = "") -> Worker:
-    process = subprocess.Popen(
-        command,
-        env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), MEMBER: member},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches us alone, and what a worker starts can be ended with it
-    )
-    return Worker(rank, process, member=member)
+def _start(starting: Starting, rank: int, member: str = "", *, in_vain: Callable[[], bool]) -> Worker:
+    names = {"RANK": str(rank), "LOCAL_RANK": str(rank), MEMBER: member}
+    return Worker(rank, starting.start(names, in_vain), member=member)
 
 
 def _watch(
@@ -203,11 +199,10 @@ def _listen_to(worker: Worker, selector: selectors.BaseSelector, opened: context
     assert worker.process.stdout is not None
     os.set_blocking(worker.process.stdout.fileno(), False)
     selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-    if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):  # it has ended already
-            pidfd = os.pidfd_open(worker.process.pid)
-            opened.callback(os.close, pidfd)
-            selector.register(pidfd, selectors.EVENT_READ)
+    with contextlib.suppress(OSError):  # it has ended already
+        end = worker.process.open_end()
+        opened.callback(os.close, end)
+        selector.register(end, selectors.EVENT_READ)
 
 
 class _Patience:

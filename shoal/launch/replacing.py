@@ -12,7 +12,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import PeerLost
@@ -42,10 +42,11 @@ class Replacing:
         self._looks = 0
         self._due: list[tuple[Worker, float, int | None]] = []
 
-    def start_all(self, workers: int) -> list["Worker"]:
-        """Return the first processes of all workers."""
+    def start_all(self, workers: int) -> Iterator["Worker"]:
+        """Yield the first processes of all workers."""
         self._keys.await_members(self._members, [self._keys.member_name(number, 0) for number in range(workers)])
-        return [self._next(number) for number in range(workers)]
+        for number in range(workers):
+            yield self._next(number)
 
     def look(self, workers: list["Worker"], *, is_ending: bool) -> list["Worker"]:
         """Deal with the workers that have ended since; return those that were started in their place.

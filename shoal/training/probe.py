@@ -20,6 +20,7 @@ from shoal.core.run_folder import RunFolder
 from shoal.data.storage import measure_storage, usual_folders
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.starting import Spawning
 from shoal.profile.host import device_from, product_points
 from shoal.spec.cluster import Cluster, Storage
 from shoal.spec.device import Device, Link
@@ -99,7 +100,7 @@ def _run_workers(workers: int, *, seconds: float, say: Say) -> list[Events]:
             on_tick=_ticker(folder, say, deadline_s=time.monotonic() + TIMEOUT_S + _PATIENCE * seconds),
         )
         command = probe_command(folder.path, seconds=seconds)
-        cause = find_cause(folder, launch_local(command, workers=workers, timeout_s=TIMEOUT_S, watch=watch))
+        cause = find_cause(folder, launch_local(Spawning(command), workers=workers, timeout_s=TIMEOUT_S, watch=watch))
         if cause is not None:
             details = getattr(cause, "details", "") or "\n".join(lines)
             raise WorkerFailed(f"the probe failed: {cause}", details=details)

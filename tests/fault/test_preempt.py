@@ -19,6 +19,7 @@ from shoal.core.errors import Stopped
 from shoal.fault import inject
 from shoal.fault.preempt import SIGNALS, Preemption, Reason
 from shoal.launch.local import Watch, Worker, launch_local
+from shoal.launch.starting import Spawning
 from tests.fault import preempt_exercises
 from tests.support.ranks import RankPool
 
@@ -176,7 +177,7 @@ def launched(
                 for each in sorted(up):
                     on_up(each, up[each])
 
-    ended = launch_local(PROGRAM, workers=workers, timeout_s=60, watch=Watch(on_line=on_line))
+    ended = launch_local(Spawning(PROGRAM), workers=workers, timeout_s=60, watch=Watch(on_line=on_line))
     return ended, lines
 
 

@@ -16,6 +16,7 @@ from shoal.cli.main import main
 from shoal.core.errors import PeerLost, Stopped
 from shoal.core.host import threads_per_worker, usable_cores
 from shoal.launch.local import GRACE_S, Watch, launch_local
+from shoal.launch.starting import Spawning
 from tests.support.files import job_file
 
 ENDED = {-signal.SIGHUP, -signal.SIGKILL}
@@ -32,7 +33,7 @@ def launch(code: str, *, workers: int) -> tuple[list[int | None], list[tuple[int
     """Run `code` as the workers; return their exit codes and the lines they printed."""
     lines: list[tuple[int, str]] = []
     watch = Watch(on_line=lambda rank, line: lines.append((rank, line)))
-    ended = launch_local([sys.executable, "-c", code], workers=workers, timeout_s=60, watch=watch)
+    ended = launch_local(Spawning([sys.executable, "-c", code]), workers=workers, timeout_s=60, watch=watch)
     return [worker.exit_code for worker in ended], lines
 
 
@@ -106,7 +107,7 @@ def test_stop_requests_end_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = Watch(on_line=lambda rank, line, number=number: os.kill(os.getpid(), number))  # type: ignore[misc]
         command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
         with pytest.raises(Stopped) as stopped:
-            launch_local(command, workers=2, timeout_s=60, watch=watch)
+            launch_local(Spawning(command), workers=2, timeout_s=60, watch=watch)
         assert stopped.value.exit_code == exit_code
 
 
@@ -130,7 +131,7 @@ def test_workers_that_stop_in_order_upon_a_signal_have_the_last_word(code: int) 
             os.kill(os.getpid(), signal.SIGTERM)
 
     command = [sys.executable, "-c", STOPS_IN_ORDER.replace("CODE", str(code))]
-    ended = launch_local(command, workers=2, timeout_s=60, watch=Watch(on_line=on_line))
+    ended = launch_local(Spawning(command), workers=2, timeout_s=60, watch=Watch(on_line=on_line))
     assert [worker.exit_code for worker in ended] == [code, code]
     assert lines.count("asked") == 2, "each was asked once"
 
@@ -142,7 +143,7 @@ def test_workers_that_do_not_stop_within_the_notice_are_ended(monkeypatch: pytes
     )
     watch = Watch(on_line=lambda rank, line: os.kill(os.getpid(), signal.SIGUSR1))
     with pytest.raises(Stopped, match="stopped by SIGUSR1; all workers have ended") as stopped:
-        launch_local([sys.executable, "-c", code], workers=1, timeout_s=60, watch=watch)
+        launch_local(Spawning([sys.executable, "-c", code]), workers=1, timeout_s=60, watch=watch)
     assert stopped.value.exit_code == 75
 
 
@@ -166,7 +167,7 @@ def test_a_second_signal_ends_workers_at_once_and_earlier_handlers_are_called() 
     watch = Watch(on_line=lambda rank, line: up.append(rank), on_tick=on_tick)
     try:
         with pytest.raises(Stopped, match="stopped by SIGTERM"):
-            launch_local([sys.executable, "-c", code], workers=1, timeout_s=60, watch=watch)
+            launch_local(Spawning([sys.executable, "-c", code]), workers=1, timeout_s=60, watch=watch)
     finally:
         signal.signal(signal.SIGTERM, earlier)
     assert called

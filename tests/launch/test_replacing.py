@@ -9,6 +9,7 @@ import pytest
 
 from shoal.comm.shm import kept
 from shoal.launch.local import Watch, Worker, launch_local
+from shoal.launch.starting import Spawning
 from shoal.spec.on_loss import OnLoss
 from tests.launch.test_local import ENDED
 from tests.support.waiting import wait_until
@@ -28,7 +29,7 @@ def launch(code: str, *, workers: int = 2, restarts: int = 1) -> tuple[list[Work
     lines: list[str] = []
     notes: list[str] = []
     watch = Watch(on_line=lambda _, line: lines.append(line), on_note=notes.append)
-    command = [sys.executable, "-c", code]
+    command = Spawning([sys.executable, "-c", code])
     ended = launch_local(command, workers=workers, timeout_s=60, watch=watch, on_loss=OnLoss(restarts=restarts))
     return ended, lines, notes
 

@@ -1,4 +1,4 @@
-"""A pool of warm worker processes: multi-process tests without paying for torch's import in each of them."""
+"""A pool of warm worker processes: multi-process tests that pay for torch's import once."""
 
 import multiprocessing
 import traceback
@@ -47,7 +47,8 @@ class RankPool:
         self._members = []
 
     def _grow(self, workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["shoal.training.worker"])
         while len(self._members) < workers:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

@@ -15,7 +15,7 @@ from shoal.fault.checkpoint.manifest import committed, step_of
 from shoal.fault.inject import Fault, environment, fail_at, struck
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
-from shoal.launch.worker_command import worker_command
+from shoal.launch.starting import workers_of
 from shoal.spec.on_loss import OnLoss
 from shoal.spec.plan import Checkpoints, Mesh, Plan
 from shoal.spec.sync import Sync
@@ -113,7 +113,7 @@ def train(folder: Path, plan: Plan, faults: list[Fault], *, awaited: int = 0) ->
         for name, value in variables.items():
             patch.setenv(name, value)
         workers = launch_local(
-            worker_command(run.path), workers=plan.workers, timeout_s=60, watch=watch, on_loss=plan.on_loss
+            workers_of(run.path), workers=plan.workers, timeout_s=60, watch=watch, on_loss=plan.on_loss
         )
     cause = find_cause(run, workers)
     events = {number: EventReader(run.events_of(number)).poll() for number in range(plan.workers)}

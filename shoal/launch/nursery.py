@@ -1,0 +1,229 @@
+"""The nursery: a process of this host that has imported all that a worker needs, and forks the workers.
+
+Importing torch and its engines takes seconds of a core. A worker that is forked from a process that has done so starts
+in some 20 ms and shares the memory of the code with the others: sixteen workers on two cores, or one that replaces
+another in the middle of a run, are there at once. The nursery computes nothing and has one thread, so that a fork is
+whole: no thread pool, no lock that somebody held, no CUDA context.
+
+1. The launcher starts it as `python -m shoal nursery`, with one end of a Unix socket.
+2. For each worker the launcher sends the arguments and variables of its environment, and two descriptors: where it
+   prints to, and where the nursery tells its process id at once and its exit code in the end, 4 bytes each.
+3. The worker is in a session of its own, dies with the nursery, and the nursery with the launcher.
+4. When the launcher closes the socket, the nursery ends.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from shoal.core.errors import WorkerFailed
+from shoal.launch.starting import PYTHON, Vain
+
+READY_S = 300.0
+"""How long the nursery may take to import everything: 5 s on a quiet machine, a minute from a slow file system."""
+_CLOSE_S = 5.0
+_LOOK_S = 5e-3
+_NUMBER = struct.Struct("i")
+_LARGEST_REQUEST_BYTES = 64 << 10
+
+
+def can_fork() -> bool:
+    """Return whether a nursery works on this system."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+class Forked:
+    """A process that the nursery has forked: what a Popen is to launchers."""
+
+    def __init__(self, output: int, told: int) -> None:
+        os.set_blocking(told, False)
+        self.stdout: IO[bytes] | None = open(output, "rb", buffering=0)  # noqa: SIM115  # the launcher closes it
+        self._told = open(told, "rb", buffering=0)  # noqa: SIM115  # closed below
+        self._code: int | None = None
+        self.pid = 0
+
+    def has_started(self) -> bool:
+        """Return whether it runs: from then on it has a `pid`. ConnectionError if the nursery is gone."""
+        number = self._hear()
+        if number is not None:
+            self.pid = number
+        return number is not None
+
+    def poll(self) -> int | None:
+        """Return its exit code once it has ended; negative: the signal that killed it."""
+        if self._code is None:
+            try:
+                self._code = self._hear()
+            except ConnectionError:  # the nursery is gone, and its workers with it
+                self._code = -signal.SIGKILL
+            if self._code is not None:
+                self._told.close()
+        return self._code
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def open_end(self) -> int:
+        """Return a descriptor that can be read once it has ended; OSError if there is none."""
+        if self._told.closed:
+            raise OSError("it has ended already.")
+        return os.dup(self._told.fileno())
+
+    def abandon(self) -> None:
+        """Close what there is of one that was not started."""
+        self._told.close()
+        if self.stdout is not None:
+            self.stdout.close()
+
+    def _hear(self) -> int | None:
+        """Return the next number that the nursery tells, if there is one yet."""
+        data = self._told.read(_NUMBER.size)
+        if data == b"":
+            raise ConnectionError("the nursery is gone.")
+        return _NUMBER.unpack(data)[0] if data else None
+
+
+class Nursery:
+    """The launcher's side. Forks processes that do what `python -m shoal ARGUMENTS` does.
+
+    `command` starts the nursery; tests have another.
+    """
+
+    def __init__(self, arguments: list[str], *, command: Sequence[str] = (*PYTHON, "nursery")) -> None:
+        self._arguments, self._command = arguments, command
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self, env: dict[str, str]) -> None:
+        """Start the nursery, which imports from now on, with the environment of the workers."""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the nursery
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, "--control", str(theirs.fileno()), "--parent", str(os.getpid())],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C reaches us alone
+            )
+
+    def start(self, env: dict[str, str], in_vain: Callable[[], bool]) -> Forked:
+        """Fork one, with `env` besides, as soon as everything is imported."""
+        assert self._control is not None
+        output, prints = os.pipe()
+        told, tells = os.pipe()
+        forked = Forked(output, told)
+        request = json.dumps({"arguments": self._arguments, "env": env}).encode()
+        try:
+            socket.send_fds(self._control, [request], [prints, tells])
+        except OSError:  # it has ended: what follows says why
+            pass
+        finally:
+            os.close(prints)
+            os.close(tells)
+        try:
+            self._await(forked, in_vain)
+        except BaseException:
+            forked.abandon()
+            raise
+        return forked
+
+    def close(self) -> None:
+        """End the nursery: its workers have ended."""
+        if self._control is None or self._process is None:
+            return
+        self._control.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_CLOSE_S)
+        self._said.close()
+        self._control = self._process = None
+
+    def _await(self, forked: Forked, in_vain: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + READY_S
+        try:
+            while not forked.has_started():
+                if in_vain():
+                    raise Vain
+                if time.monotonic() > end_s:
+                    raise WorkerFailed(f"torch and shoal were not imported within {READY_S:g} s.")
+                time.sleep(_LOOK_S)
+        except ConnectionError:
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace")
+            raise WorkerFailed("the process that starts workers has ended.", details=said) from None
+
+
+def serve(control: socket.socket) -> list[str] | None:
+    """Fork workers on request, until the launcher is gone. Returns in them as well, with the arguments to run."""
+    gc.collect()
+    gc.freeze()  # or the first collection in a worker would copy all of it
+    nursery = os.getpid()
+    ends: dict[int, tuple[int, int]] = {}  # by the descriptor of a child: its process id, and where its end is told
+    with control, selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():  # the launcher's end ends it too
+                if key.fd != control.fileno():
+                    selector.unregister(key.fd)
+                    _tell_end(key.fd, *ends.pop(key.fd))
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(control, _LARGEST_REQUEST_BYTES, 2)
+                if not data:
+                    return None
+                output, tells = descriptors
+                pid = os.fork()
+                if pid == 0:
+                    for child, (_, other) in ends.items():
+                        os.close(child)
+                        os.close(other)
+                    os.close(tells)
+                    return _become(output, nursery, **json.loads(data))
+                os.close(output)
+                os.write(tells, _NUMBER.pack(pid))
+                child = os.pidfd_open(pid)
+                ends[child] = (pid, tells)
+                selector.register(child, selectors.EVENT_READ)
+
+
+def _become(output: int, nursery: int, arguments: list[str], env: dict[str, str]) -> list[str]:
+    """Be a process of one's own, as if started by `python -m shoal ARGUMENTS`."""
+    os.setsid()
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
+    os.environ.update(env)
+    arguments = [*arguments, "--parent", str(nursery)]  # who may be gone already
+    sys.argv[1:] = arguments
+    return arguments
+
+
+def _tell_end(child: int, pid: int, tells: int) -> None:
+    """Tell the launcher how a worker has ended."""
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+        os.write(tells, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
+    os.close(tells)
+    os.close(child)

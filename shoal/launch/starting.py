@@ -1,0 +1,91 @@
+"""How a launcher starts the processes of workers: each by a command, or forked from a nursery."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Protocol
+
+PYTHON = (sys.executable, "-m", "shoal")
+
+
+class Vain(Exception):
+    """A process was not started, because nobody wants it any more."""
+
+
+class Process(Protocol):
+    """A worker's process, as its launcher sees it: the first of a session of its own."""
+
+    pid: int
+    stdout: IO[bytes] | None
+    """What it prints, on stderr as well."""
+
+    def poll(self) -> int | None:
+        """Return its exit code once it has ended; negative: the signal that killed it."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, if it still runs."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def open_end(self) -> int:
+        """Return a descriptor that can be read once it has ended; OSError if there is none."""
+
+
+class Starting(Protocol):
+    """Starts processes, between `open` and `close`."""
+
+    def open(self, env: dict[str, str]) -> None:
+        """Prepare, for processes with this environment."""
+
+    def start(self, env: dict[str, str], in_vain: Callable[[], bool], /) -> Process:
+        """Start one, with `env` besides; Vain if that takes a while and is `in_vain` by then."""
+
+    def close(self) -> None:
+        """Leave nothing behind, once the processes have ended."""
+
+
+class Spawned(subprocess.Popen[bytes]):
+    """A process that was started by a command."""
+
+    def open_end(self) -> int:
+        """Return a descriptor that can be read once it has ended; OSError if there is none."""
+        if not hasattr(os, "pidfd_open"):
+            raise OSError("this system has no descriptors of processes.")
+        return os.pidfd_open(self.pid)
+
+
+class Spawning:
+    """Starts each process by a command."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._env: dict[str, str] = {}
+
+    def open(self, env: dict[str, str]) -> None:
+        """Keep the environment."""
+        self._env = env
+
+    def start(self, env: dict[str, str], _: Callable[[], bool]) -> Process:
+        """Start one, with `env` besides."""
+        return Spawned(
+            self._command,
+            env={**self._env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches us alone, and what a worker starts can be ended with it
+        )
+
+    def close(self) -> None:
+        """Leave nothing: there is nothing."""
+
+
+def workers_of(run: Path) -> Starting:
+    """Return what starts the workers of the run at `run`, for this process."""
+    from shoal.launch.nursery import Nursery, can_fork
+
+    arguments = ["worker", str(run)]
+    return Nursery(arguments) if can_fork() else Spawning([*PYTHON, *arguments, "--parent", str(os.getpid())])
