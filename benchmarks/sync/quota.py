@@ -1,4 +1,4 @@
-"""Parts of cores for processes, by Linux's control groups: a machine with few cores has several equal, slower ones.
+"""Cores for workers, and parts of cores by Linux's control groups: a machine with few has several equal, slower ones.
 
     with quotas(4, cores=0.45) as groups:       # root only
         groups.join(0, process.pid)
@@ -19,6 +19,15 @@ _PERIOD_US = 10_000
 def available() -> bool:
     """Return whether this process may deal out cores."""
     return os.geteuid() == 0 and _parent() is not None
+
+
+def own_cores(count: int) -> tuple[int, ...]:
+    """Return so many cores, each another one of the chip; nothing where there is not one more of them."""
+    found: dict[str, int] = {}
+    for core in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        found.setdefault(siblings.read_text().strip() if siblings.exists() else str(core), core)
+    return tuple(found.values())[1 : count + 1] if len(found) > count else ()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """One worker of four made four times slower: what each way for gradients to meet makes of it.
 
-    python benchmarks/sync/straggler.py               each worker an equal part of the cores (quota.py, as root); the
-                                                      slow one shares its part with 3 busy loops
+    python benchmarks/sync/straggler.py               each worker a core of its own, or where there are fewer, an equal
+                                                      part of them (quota.py, as root); the slow one shares its core or
+                                                      part with 3 busy loops
     python benchmarks/sync/straggler.py --simulate    for anybody: a sample is a sleep, 4 times as long there
     python benchmarks/sync/straggler.py --cases undisturbed shares --steps 100
 
@@ -27,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script: shoal/ and benchmarks/ are there
 
-from benchmarks.sync.quota import available, quotas
+from benchmarks.sync.quota import available, own_cores, quotas
 from benchmarks.sync.straggler_worker import SLOW, TIMES, WORKERS, Setting
 from shoal.core.events import EventReader
 from shoal.core.run_folder import RunFolder
@@ -118,7 +119,7 @@ def setting_of(asked: argparse.Namespace) -> Setting:
     width = asked.width or (64 if asked.simulate else 1024)
     if asked.simulate:
         return Setting(asked.steps, batch, width, sample_s=asked.step_s * WORKERS / batch)
-    if not available():
+    if not own_cores(WORKERS) and not available():
         sys.exit("dealing out cores needs root, and Linux's control groups. Use --simulate.")
     return Setting(asked.steps, batch, width)
 
@@ -127,9 +128,17 @@ def measure(case: Case, setting: Setting, *, is_simulated: bool) -> Measured:
     """Train once, and return what came of it."""
     if is_simulated:
         return _train(case, replace(setting, slow=SLOW if case.is_disturbed else -1))
-    cores = min(1.0, (len(os.sched_getaffinity(0)) - _LEFT_CORES) / WORKERS)
-    with quotas(WORKERS, cores=cores) as groups, busy_loops(groups[SLOW], count=case.is_disturbed * (TIMES - 1)):
+    count = case.is_disturbed * (TIMES - 1)
+    if cores := own_cores(WORKERS):
+        with busy_loops(f"os.sched_setaffinity(0, {{{cores[SLOW]}}})", count=count):
+            return _train(case, replace(setting, cores=cores))
+    part = min(1.0, (len(os.sched_getaffinity(0)) - _LEFT_CORES) / WORKERS)
+    with quotas(WORKERS, cores=part) as groups, busy_loops(_join(groups[SLOW]), count=count):
         return _train(case, replace(setting, groups=groups))
+
+
+def _join(group: str) -> str:
+    return f"open({group!r}, 'w').write(str(os.getpid()))"
 
 
 def _train(case: Case, setting: Setting) -> Measured:
@@ -138,9 +147,9 @@ def _train(case: Case, setting: Setting) -> Measured:
 
 
 @contextmanager
-def busy_loops(group: str, *, count: int) -> Iterator[None]:
-    """Have the part of a core of `group` shared by so many loops, for the length of a `with` block."""
-    code = f"import os\nopen({group!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+def busy_loops(joining: str, *, count: int) -> Iterator[None]:
+    """Have a worker's core shared by so many loops, for the length of a `with` block. `joining` brings one there."""
+    code = f"import os\n{joining}\nwhile True: pass"
     loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield

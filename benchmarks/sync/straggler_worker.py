@@ -43,6 +43,8 @@ class Setting:
     """Which worker is slow, where that is simulated; -1: none."""
     groups: tuple[str, ...] = ()
     """The control group of each worker, which says how much of a core it has (quota.py); empty: none."""
+    cores: tuple[int, ...] = ()
+    """The core of each worker, where there are enough of them."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that tell a worker."""
@@ -52,15 +54,19 @@ class Setting:
 def told() -> Setting:
     """Return what this process was told."""
     said = json.loads(os.environ.get(VARIABLE, '{"steps": 10, "batch_size": 32, "width": 64}'))
-    return Setting(**{**said, "groups": tuple(said.get("groups", ()))})
+    return Setting(**{**said, **{name: tuple(said.get(name, ())) for name in ("groups", "cores")}})
 
 
 def settle_down(setting: Setting) -> None:
-    """Take no more than this worker's part of a core, if it has one."""
+    """Take no more than this worker's core, or its part of one, if it has one."""
     index = int(os.environ.get("RANK", "-1"))
-    if setting.groups and index >= 0:
+    if index < 0 or not (setting.groups or setting.cores):
+        return
+    torch.set_num_threads(1)
+    if setting.cores:
+        os.sched_setaffinity(0, {setting.cores[index]})
+    else:
         Path(setting.groups[index]).write_text(str(os.getpid()))
-        torch.set_num_threads(1)
 
 
 def samples(count: int, seed: int) -> TensorDataset:

@@ -78,7 +78,9 @@ def explain(entries: Mapping[int, Entry]) -> Hang | None:
         return Hang(f"the workers call different collectives, and none can go on: {said}.", (), is_final=True)
     longest_s = max(entry.still_s for entry in waiting.values())
     said = _who_waits(entries, sorted(waiting), "")
-    return Hang(f"{said} ({longest_s:.1f} s), and all have entered: their links or the engine are slow, or hang.", (), False)
+    return Hang(
+        f"{said} ({longest_s:.1f} s), and all have entered: their links or the engine are slow, or hang.", (), False
+    )
 
 
 def _late(worker: int, entry: Entry, entries: Mapping[int, Entry]) -> set[int]:
