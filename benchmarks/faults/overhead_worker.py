@@ -1,5 +1,6 @@
 """A worker of overhead.py: one of `shoal train`, but for its loop, which switches off what it can, and on again."""
 
+import inspect
 import json
 import sys
 import threading
@@ -91,7 +92,8 @@ class Loop:
         """Train to the end, and write down what turns took."""
         times: dict[str, list[float]] = {"on": [], "off": []}
         with listening(run, preemption), closing(run.batches()) as batches:
-            switch, hooks = Switch(run, preemption, leaves.__self__._watch), Hooks()
+            ear = inspect.getclosurevars(leaves).nonlocals["ear"]
+            switch, hooks = Switch(run, preemption, ear._watch), Hooks()
             self._leaves = hooks.timed(leaves)
             for name in ("after_step", "_before_update"):
                 setattr(run.snapshots, name, hooks.timed(getattr(run.snapshots, name)))

@@ -2,10 +2,11 @@
 
     python benchmarks/sync/stop_and_kill.py [--faults 20] [--modes deadline local] [--seed 0] [--keep FOLDER]
 
-`shoal train` runs of 4 workers, one for each way to meet, are disturbed from outside: some seconds after the last
-fault, a worker drawn by chance gets SIGSTOP and, 10 seconds later, SIGCONT; or SIGKILL, and the launcher starts another
-in its place. Each run must end by itself, without an error, before it has stood still for a minute; and its samples
-must have been counted right (stop_and_kill_count.py says how that is told). Exit 1: something was not so.
+`shoal train` runs of 4 workers, one for each way to meet, are disturbed from outside, `--faults` times each: some
+seconds after the last fault, a worker drawn by chance gets SIGSTOP and, 10 seconds later, SIGCONT; or SIGKILL; or
+SIGSTOP and, 10 seconds later, SIGKILL. The launcher starts another in the place of one that is gone. Each run must end
+by itself, without an error, before it has stood still for a minute; and its samples must have been counted right
+(stop_and_kill_count.py says how that is told). Exit 1: something was not so.
 """
 
 import argparse
@@ -99,6 +100,14 @@ class Disturbed:
             self.wait(STOP_S)
             os.kill(process, signal.SIGCONT)
 
+    def stop_and_kill(self, process: int) -> None:
+        """Kill a worker that has been stopped for a while."""
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
+        self.stops += 1
+        self.wait(STOP_S)
+        self.kill(process)
+
     def kill(self, process: int) -> None:
         """Kill a worker."""
         self.kills += 1
@@ -125,7 +134,7 @@ def disturb(name: str, *, faults: int, steps: int, samples: Path, folder: Path, 
     try:
         while run.wait(0.2) and not (len(run.processes()) == WORKERS and any(s.steps for s in segments_of(run.folder))):
             pass
-        kinds = [(run.kill, run.stop)[number % 2] for number in range(faults)]
+        kinds = [(run.stop_and_kill, run.stop, run.kill)[number % 3] for number in range(faults)]
         chance.shuffle(kinds)
         for strike in kinds:
             if not run.wait(chance.uniform(*PAUSE_S)):
@@ -173,13 +182,12 @@ def show(name: str, run: Disturbed, counted: Counted, *, took_s: float) -> None:
 def main() -> int:
     """Do all, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=20, help="in all, spread over the modes")
+    parser.add_argument("--faults", type=int, default=20, help="of each run")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="where runs go, and stay (default: a temporary folder)")
     asked = parser.parse_args()
-    each = -(-asked.faults // len(asked.modes))
-    steps = max(100, round(each * FAULT_S / STEP_S))
+    steps = max(100, round(asked.faults * FAULT_S / STEP_S))
     heads = f"{'stops':>5} {'kills':>5} {'generations':>11} {'still':>11} {'took':>9} {'samples counted':>16}"
     print(f"{'':14} {heads}")
     bad = 0
@@ -189,9 +197,9 @@ def main() -> int:
         samples = make_pack(folder)
         for name in asked.modes:
             chance = random.Random(f"{asked.seed} {name}")  # noqa: S311 - a schedule, no secret
-            settings = {"faults": each, "steps": steps, "samples": samples, "folder": folder / name}
+            settings = {"faults": asked.faults, "steps": steps, "samples": samples, "folder": folder / name}
             bad += not disturb(name, chance=chance, **settings)
-    print(f"{len(asked.modes)} runs: {f'{bad} NOT ok' if bad else 'all ok'}")
+    print(f"{len(asked.modes)} runs with {asked.faults} faults each: {f'{bad} NOT ok' if bad else 'all ok'}")
     return 1 if bad else 0
 
 

@@ -142,7 +142,12 @@ def _join(group: str) -> str:
 
 
 def _train(case: Case, setting: Setting) -> Measured:
-    env = {**os.environ, **setting.environment(), "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        **setting.environment(),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+    }
     return train_ddp(setting, env) if case.plan is None else train_shoal(case.plan, setting, env)
 
 
