@@ -1,7 +1,6 @@
 """What a run of stop_and_kill.py has counted: from its workers' events, held against the samples that they computed.
 
-1. A worker's events are cut where it began anew ("start"): segments. Segments make generations: a new one begins where
-   a worker appears again.
+1. A worker's events are cut where it began anew ("start"): segments. Each is of a generation, as that event says.
 2. A step counts as the last generation has done it: what an earlier one did of the same or later steps was given up.
 3. Each worker has written down which samples went into each forward pass (hundred_job.py), before it.
 
@@ -34,6 +33,7 @@ class Segment:
     worker: int
     process: int
     began: float
+    generation: int
     steps: list[dict[str, Any]] = field(default_factory=list)
     seen: dict[int, list[int]] = field(default_factory=dict)
     """The samples of its forward passes, by step."""
@@ -81,7 +81,7 @@ def segments_of(folder: RunFolder) -> list[Segment]:
         worker = int(path.stem.removeprefix("rank-"))
         for event in EventReader(path).poll():
             if event["kind"] == "start":
-                segments.append(Segment(worker, event["pid"], event["time"]))
+                segments.append(Segment(worker, event["pid"], event["time"], event["generation"]))
             elif event["kind"] == "step":
                 mine = [each for each in segments if each.worker == worker]
                 mine[-1].steps.append(event)
@@ -89,12 +89,9 @@ def segments_of(folder: RunFolder) -> list[Segment]:
 
 
 def generations_of(segments: list[Segment]) -> list[list[Segment]]:
-    """Return the segments by generation, in the order of time; those in which nothing was done are left out."""
-    generations: list[list[Segment]] = []
-    for segment in segments:
-        if not generations or segment.worker in {each.worker for each in generations[-1]}:
-            generations.append([])
-        generations[-1].append(segment)
+    """Return the segments by generation, in their order; those in which nothing was done are left out."""
+    numbers = sorted({segment.generation for segment in segments})
+    generations = [[segment for segment in segments if segment.generation == number] for number in numbers]
     return [generation for generation in generations if any(segment.steps for segment in generation)]
 
 

@@ -19,12 +19,12 @@ _SCALARS_EVERY_S = 0.1
 class Metrics:
     """The event log of one worker, and its TensorBoard scalars if it is worker 0."""
 
-    def __init__(self, log: EventLog, *, tensorboard: Path | None, unit: str) -> None:
+    def __init__(self, log: EventLog, *, tensorboard: Path | None, unit: str, generation: int = 0) -> None:
         self._log = log
         self._unit = unit
         self._next_scalars = 0.0
         self._scalars = Scalars(tensorboard) if tensorboard else None
-        self._log.write("start", pid=os.getpid(), host=platform.node())
+        self._log.write("start", pid=os.getpid(), host=platform.node(), generation=generation)
 
     def step(self, part: Part, result: StepResult, seconds: Mapping[str, float]) -> None:
         """Write the event of the step that `part` was for; `seconds` are its parts, data included."""

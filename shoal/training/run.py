@@ -56,7 +56,8 @@ class Run:
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
         tensorboard = folder.tensorboard if rank.index == 0 else None
-        self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit)
+        generation = keeping.generation if keeping is not None else 0
+        self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit, generation=generation)
         self._memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
         self._clock = StepClock(device)
         self._wired = wire(job, plan, folder, rank=rank, store=store, device=device, clock=self._clock, watch=watch)
