@@ -179,13 +179,7 @@ def training_worker(rank: Any, *, rounds: int, steps: int, bucket_mb: float) -> 
             gradients = SharedGradients(
                 model.parameters(), group, bucket_bytes=int(bucket_mb * MB), report_exposed_s=exposed.append
             )
-            direct = gradients.direct(model)
-
-            def run(tokens: Any) -> Any:
-                with direct:
-                    return model(tokens)
-
-            return run, gradients.finish
+            return model, gradients.finish
 
         sides = {
             "none": side(lambda model: (model, lambda: None)),

@@ -2,8 +2,7 @@
 
 1. All gradients lie in one shared buffer (one for each dtype), in the order in which backward makes them ready: reverse
    registration in the first step, then worker 0's order of that step.
-2. Linear layers write the gradients of their weights there (direct.py). As soon as any other is ready it is copied into
-   the buffer, hot from the cache, and `p.grad` becomes a view of it.
+2. As soon as a gradient is ready it is copied into the buffer, hot from the cache, and `p.grad` becomes a view of it.
 3. When all gradients of a bucket are there, this worker says so to the others. It never waits inside backward: whenever
    it comes by and finds that all others have said so too, it adds up its slice of the bucket.
 4. `finish` does what is left and waits for the others. Then every `p.grad` holds the sum, with no copy back.
@@ -20,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +28,6 @@ from shoal.comm.shm.buffer import SharedBuffer
 from shoal.comm.shm.group import SharedGroup
 from shoal.core.errors import JobError
 from shoal.native.memory import copy
-from shoal.sync.direct import DirectLinear
 
 _ALIGNED = 64  # elements: a gradient begins on a line of the cache of its own
 
@@ -75,11 +72,6 @@ class SharedGradients:
         self._lay_out(list(reversed(range(len(self._parameters)))))
         self._begin()
         self._hooks = [self._hook_on(number, parameter) for number, parameter in enumerate(self._parameters)]
-
-    def direct(self, module: nn.Module) -> DirectLinear:
-        """Return what `module` runs in for its linear layers to write their gradients into the buffer themselves."""
-        places = {id(parameter): partial(self._place, number) for number, parameter in enumerate(self._parameters)}
-        return DirectLinear(module, places)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -132,17 +124,9 @@ class SharedGradients:
         if not self._is_accumulating:
             self._note_ready(number)
 
-    def _place(self, number: int) -> torch.Tensor | None:
-        """Return where the gradient of a parameter goes, unless there is one already, or one is on its way."""
-        if self._is_taken[number] or self._parameters[number].grad is not None:
-            return None
-        self._is_taken[number] = True
-        return self._views[number].view_as(self._views[number])
-
     def _bring(self, number: int, parameter: torch.Tensor) -> None:
         """Make the gradient of `parameter` a view of the buffer, if it is not one yet."""
         gradient, view = parameter.grad, self._views[number]
-        self._is_taken[number] = False
         if gradient is None:
             return
         if gradient.layout != torch.strided:
@@ -195,7 +179,6 @@ class SharedGradients:
     def _begin(self) -> None:
         """Be ready for the next step."""
         self._is_ready = [False] * len(self._parameters)
-        self._is_taken = [False] * len(self._parameters)
         self._order: list[int] = []
         # The last bucket, which tells the uses, is nobody's to complete but finish's.
         self._unready = [len(bucket.members) or 1 for bucket in self._buckets]

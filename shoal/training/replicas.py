@@ -42,12 +42,10 @@ class SharedReplicas:
             for tensor in [*module.parameters(), *module.buffers()]:  # as DDP does: all begin with worker 0's
                 group.broadcast(tensor, 0)
         self._gradients = SharedGradients(module.parameters(), group, bucket_bytes=bucket_bytes)
-        self._direct = self._gradients.direct(module)
 
     def __call__(self, *args: Any) -> torch.Tensor:
         """Run the module."""
-        with self._direct:
-            return cast(torch.Tensor, self._module(*args))
+        return cast(torch.Tensor, self._module(*args))
 
     def backward(self, loss: torch.Tensor) -> None:
         """See Replicas."""
