@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import RankPool
+from tests.support.slurm import SlurmCluster, slurm_cluster
+from tests.support.slurm import why_not as slurm_why_not
 
 DIFFERENCES = pytest.StashKey[dict[str, float]]()
 
@@ -21,6 +23,24 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def slurm_daemons() -> Iterator[SlurmCluster]:
+    reason = slurm_why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm_cluster(nodes=4, cpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """A Slurm of 4 nodes, the same for all tests, which this process reaches; its jobs are ended after each test."""
+    for name, value in slurm_daemons.env.items():
+        monkeypatch.setenv(name, value)
+    yield slurm_daemons
+    slurm_daemons.clear()
 
 
 @pytest.fixture(scope="session")

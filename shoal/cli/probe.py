@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.probe_slurm import add_slurm_arguments
 from shoal.core.errors import ConfigError
 from shoal.core.units import format_bytes, format_count, format_seconds
 
@@ -20,6 +21,7 @@ example:
   shoal probe                                    with one worker for each GPU, or two on the processor
   shoal probe --workers 4 --seconds 20           longer, and with the workers that will train
   shoal probe --storage /scratch --storage /data --out node.toml
+  shoal probe --slurm --link ib-ndr              the nodes of a cluster, as its Slurm describes them
 
 `shoal train` and `shoal plan` use cluster.toml from the working directory for what they predict.
 """
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", type=Path, action="append", default=[], metavar="DIR", help="a folder to read from; again for more"
     )
+    add_slurm_arguments(parser)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # what the probe itself starts
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
@@ -44,6 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}.")
+    if arguments.slurm:
+        return _describe(arguments)
+    given = [flag for flag in ("partition", "device", "link") if getattr(arguments, flag) is not None]
+    if given:
+        raise ConfigError(f"--{given[0]} is about a cluster. Give --slurm, too, or leave it out.")
     from rich.console import Console
 
     from shoal.core.toml import write_toml
@@ -64,6 +72,27 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         Console().print(render(probed))
         Console().print(f"Written to {out}.", highlight=False, markup=False)
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    """Write what Slurm says about its nodes."""
+    import dataclasses
+    import json
+
+    from shoal.cli.probe_slurm import describe
+    from shoal.core.toml import write_toml
+
+    cluster, remarks = describe(arguments)
+    write_toml(arguments.out, cluster)
+    if arguments.json:
+        found = {"file": str(arguments.out), "cluster": dataclasses.asdict(cluster), "remarks": remarks}
+        print(json.dumps(found, allow_nan=False))
+        return 0
+    for node in cluster.nodes:
+        on = f"{node.devices} x {node.device}" if node.devices else f"{node.cores} cores"
+        print(f"{node.count} x {node.host}: {on}, {format_bytes(node.memory_bytes)} of memory")
+    print("\n".join([*remarks, f"Written to {arguments.out}."]))
     return 0
 
 

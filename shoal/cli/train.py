@@ -4,20 +4,26 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.cli import flags
 from shoal.cli.checkpoint_flags import add_checkpoint_flags, find_run, read_checkpoints
 from shoal.cli.elastic_flags import add_elastic_flags, read_elastic
 from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.cli.preempt_flags import add_preempt_flags, read_preempt
+from shoal.cli.slurm_flags import add_slurm_flags, read_slurm, set_workers
 from shoal.cli.sync_flags import add_sync_flags, asks_for_local_steps, read_sync
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
 from shoal.spec.plan import Plan
 
-ABOUT = "Train the job of a file, on this machine, with any number of workers."
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ABOUT = "Train the job of a file, on this machine or in a job of Slurm, with any number of workers."
 EXAMPLE = """\
 example:
   shoal train train.py --workers 2
@@ -30,6 +36,7 @@ example:
   shoal train train.py --workers 8 --wall-limit 3h59m       stop with a checkpoint, and exit code 75, before that
   shoal train train.py --workers 4 --sync local --local-steps auto --outer nesterov       over a slow link
   shoal train train.py --workers 4 --sync deadline          without waiting for whoever is much slower
+  shoal train train.py --slurm --nodes 4 --per-node 8 --time 4h      on a cluster, from its login node
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
 FILE defines `job = shoal.Job(...)`. Its main is not run.
@@ -57,12 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_preempt_flags(parser)
     add_elastic_flags(parser)
     add_sync_flags(parser)
+    add_slurm_flags(parser)
     parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and show the summary."""
+    set_workers(arguments)
     plan = read_plan(arguments)
     if arguments.stage is not None:
         plan = dataclasses.replace(plan, staging=_where(arguments.stage))
@@ -80,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     if not _is_echo():
         console.print(f"{file.name}: tracing the model ...", highlight=False, markup=False)
+    if arguments.slurm:
+        return _train_on_slurm(arguments, plan, runs=runs, name=name, console=console)
     from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
 
     if asks_for_local_steps(arguments) and not _is_echo():
@@ -101,6 +112,32 @@ def run(arguments: argparse.Namespace) -> int:
         from shoal.report.table import render
 
         Console().print(render(summary))
+    return 0
+
+
+def _train_on_slurm(
+    arguments: argparse.Namespace, plan: Plan, *, runs: Path, name: str | None, console: "Console"
+) -> int:
+    from shoal.cli.slurm_train import follow_run, show_result, submit_training
+
+    request = read_slurm(arguments, plan)
+    folder = submit_training(
+        arguments.file,
+        plan,
+        request,
+        steps=arguments.steps,
+        name=name,
+        runs=runs,
+        cluster=arguments.cluster,
+        say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+    if arguments.detach:
+        print(
+            json.dumps({"run": str(folder.path)}) if arguments.json else f"shoal attach {shlex.quote(str(folder.path))}"
+        )
+        return 0
+    follow_run(folder, console, is_new=True)
+    show_result(folder, as_json=arguments.json)
     return 0
 
 

@@ -7,6 +7,7 @@ ShoalError            2   something asked for cannot be: what was asked, what is
 ├── DataError         2   a sample that cannot be loaded
 ├── NonFiniteLoss     2   a loss that is NaN or infinite
 ├── CheckpointError  74   a checkpoint that cannot be written or read: a full disk, damage
+├── SlurmError       69   Slurm refused what it was asked, gave no answer, or is not there
 ├── WorkerFailed      1   a worker raised something that is none of the above, or was killed
 ├── PeerLost          3   the other side of a collective is gone; somebody else's failure, seen from here
 └── Stopped          75   the run ended early on request (130 when the request was Ctrl-C)
@@ -43,6 +44,12 @@ class CheckpointError(ShoalError):
     """A checkpoint that cannot be written, or is damaged; one of another job is a ConfigError."""
 
     exit_code = 74  # EX_IOERR: neither the job nor the plan is wrong
+
+
+class SlurmError(ShoalError):
+    """Slurm refused what it was asked, gave no answer, or is not there; the message has what it said."""
+
+    exit_code = 69  # EX_UNAVAILABLE
 
 
 class WorkerFailed(ShoalError):

@@ -11,6 +11,7 @@ runs/NAME/
   events/attempt-N/   those of the attempt number N, where the run was gone on with later
   checkpoints/        where it can be gone on from (see fault/checkpoint/manifest.py)
   tensorboard/        scalars from worker 0
+  slurm/              the job on a cluster: its script, its output, and how often it was started
   parameters/         the final parameters, where `shoal verify` asked for them
   result.json         how it ended
   report.html         the page about it
@@ -39,6 +40,7 @@ class RunFolder:
         self.events = path / "events"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.slurm = path / "slurm"
         self.parameters = path / "parameters"
         self.result_json = path / "result.json"
         self.report_html = path / "report.html"

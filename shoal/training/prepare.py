@@ -33,13 +33,15 @@ def prepare_run(
     runs: Path,
     name: str | None,
     cluster: Path | None = None,
+    elsewhere: Cluster | None = None,
     say: Say,
 ) -> RunFolder:
     """Make the run folder of `job` under `plan`: everything a worker needs to start.
 
-    What the plan is predicted to cost goes by the file `cluster`, by cluster.toml, or by a brief measurement.
+    What the plan is predicted to cost goes by the file `cluster`, by cluster.toml, or by a brief measurement; of a run
+    that is not on this host, by the cluster `elsewhere`.
     """
-    host = probed_host(cluster, say=say) or measured_host()
+    host = elsewhere or probed_host(cluster, say=say) or measured_host()
     plan, profile = resolve_plan(job, plan, gpu=host.nodes[0].devices > 0, say=say)
     plan = dataclasses.replace(plan, predicted=predict_plan(job, plan, profile, cluster=host, say=say))
     folder = _gone_on_with(runs, name, plan) or RunFolder.create(runs, name, stem=file.stem if file else "run")

@@ -1,0 +1,184 @@
+"""Training in jobs of a real Slurm: what happens to a job changes when it is done, never what it trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.cli.main import main
+from shoal.core.events import EventReader
+from shoal.core.run_folder import RunFolder
+from shoal.fault.checkpoint.manifest import committed
+from shoal.fault.preempt import last_step
+from shoal.launch.slurm.commands import JobState, states
+from shoal.launch.slurm.following import OutputReader, read_submitted
+from shoal.launch.slurm.topology import hosts
+from shoal.training.jobfile import load_job
+from tests.support.files import job_file
+from tests.support.slurm import SlurmCluster
+from tests.support.waiting import wait_until
+
+# Its first start is slow, so that something can happen to it; those after that are not.
+SLOW_AT_FIRST = """
+fields['steps'] = 60
+plain_loss = fields['loss']
+
+def slow_loss(output, batch):
+    if "SLURM_PROCID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
+        time.sleep(0.25)
+    return plain_loss(output, batch)
+
+fields['loss'] = slow_loss
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of the same job in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return [loss or 0.0 for loss in shoal.train(load_job(job_file(folder, SLOW_AT_FIRST)), runs=folder).losses]
+
+
+def submit(folder: Path, *flags: str, body: str = SLOW_AT_FIRST) -> RunFolder:
+    """Submit the slow job on two nodes, and return its run."""
+    file = job_file(folder, body)
+    asked = ["--slurm", "--nodes", "2", "--per-node", "1", "--runs", str(folder), "--name", "r", "--detach"]
+    assert main(["train", str(file), *asked, *flags]) == 0
+    return RunFolder.open(folder / "r")
+
+
+def steps_done(run: RunFolder) -> int:
+    return sum(event["kind"] == "step" for event in EventReader(run.events_of(0)).poll())
+
+
+def starts(run: RunFolder) -> list[int]:
+    """Return after which step each start of the run's job went on."""
+    path = run.slurm / "starts.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def saved_since(run: RunFolder) -> bool:
+    """Return whether there is a checkpoint of the last start."""
+    return (last_step(run.checkpoints) or 0) > starts(run)[-1]
+
+
+def state_of(run: RunFolder) -> JobState:
+    job = read_submitted(run).job
+    return states([job])[job]
+
+
+def follow(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Watch the run to its end, as its user does, and return what came of it."""
+    capfd.readouterr()
+    assert main(["attach", str(run.path), "--json"]) == 0, capfd.readouterr().err
+    result: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return result
+
+
+def test_four_nodes_train_what_one_process_does_whatever_the_names(
+    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / 'it\'s a "möwe" % \\ #1'
+    folder.mkdir()
+    file = job_file(folder, SLOW_AT_FIRST.replace("0.25", "0"), name="job 'q\" é.py")
+    name = "run 'a' \"b\" ü %j \\ #2"
+    asked = ["--slurm", "--nodes", "4", "--per-node", "1", "--time", "5m", "--runs", str(folder), "--name", name]
+    assert main(["train", str(file), *asked, "--json"]) == 0, capfd.readouterr().err
+    printed = capfd.readouterr()
+    result = json.loads(printed.out)
+    assert result["workers"] == 4
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)  # the order of float32 sums
+    assert "runs on node[1-4]" in printed.err
+    assert "Checkpoints every" in printed.err
+
+
+def test_a_run_longer_than_its_time_limit_goes_on_in_the_same_folder(
+    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = submit(tmp_path, "--time", "1m", "--notice", "50s")
+    result = follow(run, capfd)
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert len(starts(run)) > 1
+    assert starts(run)[-1] > 0
+
+
+def test_a_run_that_makes_way_for_another_job_goes_on_afterwards(
+    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = submit(tmp_path, "--time", "5m")
+    wait_until(lambda: steps_done(run) > 2, seconds=150)
+    slurm.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
+    result = follow(run, capfd)
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert len(starts(run)) == 2
+    assert starts(run)[-1] > 0
+
+
+def test_a_run_that_loses_nodes_goes_on_with_others(
+    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """First the last of its nodes, where only a worker is; in its second start the first, where it is led from."""
+    twice_slow = SLOW_AT_FIRST.replace('"SLURM_RESTART_COUNT" not in os.environ', "os.environ.get(key, '0') < '2'")
+    run = submit(tmp_path, "--time", "5m", "--checkpoint-every", "3", body=f"key = 'SLURM_RESTART_COUNT'\n{twice_slow}")
+    killed = []
+    try:
+        for which, before in ((-1, 0), (0, 1)):
+            wait_until(lambda n=before: len(starts(run)) == n + 1 and saved_since(run), seconds=150)  # type: ignore[misc]
+            killed.append(hosts(state_of(run).nodes)[which])
+            slurm.kill_node(killed[-1])
+        result = follow(run, capfd)
+    finally:
+        for node in killed:
+            slurm.revive_node(node)
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert len(starts(run)) == 3
+    assert 0 < starts(run)[1] < starts(run)[2]
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_and_is_not_requeued(
+    slurm: SlurmCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = submit(tmp_path, "--time", "5m")
+    wait_until(lambda: steps_done(run) > 2, seconds=150)
+    assert main(["cancel", str(run.path)]) == 0
+    assert "with a checkpoint" in capfd.readouterr().out
+    assert len(committed(run.checkpoints)) == 1
+    assert main(["attach", str(run.path)]) == 75
+    assert state_of(run).is_over
+    assert len(starts(run)) == 1
+
+
+def test_a_job_that_fails_is_not_started_again_and_ctrl_c_leaves_it_alone(
+    slurm: SlurmCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    waits = f"while 'SLURM_PROCID' in os.environ and not os.path.exists({str(gate)!r}): time.sleep(0.05)"
+    breaks = f"if os.path.exists({str(gate)!r}): raise RuntimeError('broken here')"
+    file = job_file(tmp_path, f"{waits}\n{breaks}\n")
+    asked = ["train", str(file), "--slurm", "--workers", "1", "--time", "5m", "--runs", str(tmp_path), "--name", "r"]
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputReader, "poll", interrupted)  # as Ctrl-C does in the middle of the view
+        assert main(asked) == 130
+    assert f"shoal attach {tmp_path / 'r'}" in capfd.readouterr().err
+    run = RunFolder.open(tmp_path / "r")
+    assert main([*asked[:-2], "--resume", str(run.path)]) == 2
+    assert "is being trained by job" in capfd.readouterr().err
+    gate.touch()
+    assert main(["attach", str(run.path)]) == 2
+    assert "broken here" in capfd.readouterr().err
+    assert len(starts(run)) == 1
+
+
+def test_a_job_that_slurm_refuses_leaves_no_run_behind(
+    slurm: SlurmCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--slurm", "--workers", "1", "--runs", str(tmp_path / "runs"), "--name", "r", "--slurm-option=--qos=none"]
+    assert main(["train", str(job_file(tmp_path)), *asked, "--slurm-option=--nodelist=nowhere"]) == 69
+    assert "sbatch failed" in capfd.readouterr().err
+    assert not (tmp_path / "runs" / "r").exists()
+
+
+def interrupted(_: OutputReader) -> list[str]:
+    raise KeyboardInterrupt
