@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/shoal train examples/gpt.py --workers 2
 
 # Tests that start several processes have the cores for themselves; of the others, two files run at once.
-ALONE := tests/cli tests/comm tests/fault tests/launch tests/sync tests/training tests/test_api.py
+ALONE := tests/cli tests/comm tests/fault tests/launch tests/sync tests/tasks tests/training tests/test_api.py
 
 test: setup
 	$(BIN)/ruff format --check .

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.spec.plan import Mesh as Mesh
     from shoal.spec.plan import Plan as Plan
     from shoal.spec.sync import Sync as Sync
+    from shoal.tasks.map import map as map  # noqa: A004  # it is what it is
     from shoal.training.run import Run as Run
     from shoal.training.verify import Verdict as Verdict
 
@@ -57,6 +58,7 @@ _HOMES = {
     "View": "shoal.data.view",
     "export": "shoal.fault.checkpoint.weights",
     "fit": "shoal.api",
+    "map": "shoal.tasks.map",
     "pack": "shoal.data.pack.writer",
     "plan": "shoal.api",
     "start": "shoal.api",
@@ -87,6 +89,7 @@ __all__ = [
     "View",
     "export",
     "fit",
+    "map",
     "pack",
     "plan",
     "start",

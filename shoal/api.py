@@ -15,6 +15,7 @@ from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.script import ending_of, main_file, origin_of
 from shoal.core.toml import read_toml
+from shoal.data.stage.lifetime import copied_out
 from shoal.fault import inject
 from shoal.fault.preempt import last_step, preemptible
 from shoal.launch.cause import find_cause
@@ -218,8 +219,9 @@ def launch(
     folder = prepare_run(
         job, plan, file=file, variable=variable, runs=runs, name=name, cluster=cluster, say=_say(console)
     )
-    _run_workers(folder, job, plan, console=console)
-    return summarize(folder)
+    with copied_out(folder.path, say=_say(console)) as kept:
+        _run_workers(folder, job, plan, console=console)
+    return summarize(RunFolder.open(kept))
 
 
 def _run_workers(folder: RunFolder, job: Job, plan: Plan, *, console: Console) -> None:

@@ -7,22 +7,46 @@ import traceback
 from collections.abc import Sequence
 
 import shoal
-from shoal.cli import bench, cost, export, fit, nursery, pack, plan, probe, report, stage, train, verify, worker
+from shoal.cli import (
+    attach,
+    bench,
+    cancel,
+    conduct,
+    cost,
+    export,
+    fit,
+    nursery,
+    pack,
+    plan,
+    probe,
+    report,
+    stage,
+    sweep,
+    train,
+    verify,
+    worker,
+)
+from shoal.cli import map as map_verb
 from shoal.core.errors import ShoalError, WorkerFailed
 
 VERBS = {
     "fit": fit,
     "plan": plan,
     "train": train,
+    "attach": attach,
+    "cancel": cancel,
     "verify": verify,
     "report": report,
     "export": export,
     "probe": probe,
     "pack": pack,
     "stage": stage,
+    "map": map_verb,
+    "sweep": sweep,
     "cost": cost,
     "bench": bench,
     "worker": worker,
+    "conduct": conduct,
     "nursery": nursery,
 }
 

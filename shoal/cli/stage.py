@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli import flags
+from shoal.cli.tiers_table import show_tiers
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
 from shoal.core.units import format_bytes, format_seconds, parse_bytes
@@ -28,6 +29,7 @@ example:
   shoal stage --status                            which packs are here, and which nodes have what
   shoal stage --release corpus.pack               give its space back now
   shoal stage --clean                             remove what processes that were killed have left
+  shoal stage --tiers                             this node's storage: how fast, how large, how long it keeps
 
 Workers of this node that stage the same pack find the copy, and share it.
 """
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--status", action="store_true", help="show the copies on this node, and who has what")
     what.add_argument("--release", action="store_true", help="give the space of PACK back")
     what.add_argument("--clean", action="store_true", help="remove the copies that no process uses")
+    what.add_argument("--tiers", action="store_true", help="show this node's storage: speed, room, how long it keeps")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _status(arguments)
     if arguments.clean:
         return _clean(arguments)
+    if arguments.tiers:
+        return show_tiers(as_json=arguments.json)
     if arguments.pack is None:
         raise ConfigError("PACK is missing. Write it like: shoal stage corpus.pack")
     return _release(arguments) if arguments.release else _stage(arguments)

@@ -38,7 +38,7 @@ def loss_figure(summary: Summary) -> dict[str, Any]:
         "marker": {"color": "var(--communication)", "size": 9, "symbol": "diamond"},
         "hovertemplate": _HOVER,
     }
-    layout = _layout("loss") | {"showlegend": bool(evals)}
+    layout = plain_layout("loss") | {"showlegend": bool(evals)}
     return {"data": [training, evaluation] if evals else [training], "layout": layout}
 
 
@@ -52,7 +52,7 @@ def split_figure(summary: Summary) -> dict[str, Any]:
     data = [kind(name, steps, column) for name, column in columns if name != "bubble" or any(column)]
     # The first steps may be many times longer: they may leave the top of the plot, the others may not.
     steady = [sum(parts) for parts in parts_ms[summary.warm_up_steps :]] or [1.0]
-    layout = _layout("milliseconds") | {"barmode": "stack", "bargap": 0.15, "showlegend": False}
+    layout = plain_layout("milliseconds") | {"barmode": "stack", "bargap": 0.15, "showlegend": False}
     layout["yaxis"] |= {"range": [0, 1.1 * max(steady)]}
     return {"data": data, "layout": layout}
 
@@ -94,7 +94,8 @@ def _areas(name: str, steps: list[int], values: tuple[float, ...]) -> dict[str, 
     return {"type": "scatter", "name": name, "x": steps, "y": values, "hovertemplate": _HOVER} | look
 
 
-def _layout(y_title: str) -> dict[str, Any]:
+def plain_layout(y_title: str, *, x_title: str = "step") -> dict[str, Any]:
+    """Return the look of a plot, with the titles of its axes."""
     axis = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}
     spike = {"spikecolor": "var(--muted)", "spikethickness": -1, "spikedash": "solid"}  # negative: without a halo
     return {
@@ -105,6 +106,6 @@ def _layout(y_title: str) -> dict[str, Any]:
         "hovermode": "x unified",
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom"},
-        "xaxis": axis | spike | {"title": {"text": "step"}, "showgrid": False},
+        "xaxis": axis | spike | {"title": {"text": x_title}, "showgrid": False},
         "yaxis": axis | {"title": {"text": y_title}},
     }

@@ -16,6 +16,7 @@ from shoal.report.summary import Summary, summarize
 from shoal.report.verdict import headline, remarks
 
 _KNOWN_STATUS = ("done", "failed", "stopped", "unfinished")
+_PLACES = ("missing", "loss", "split", "predicted", "workers", "evaluations", "circumstances")
 
 
 def write_page(run: RunFolder, summary: Summary | None = None) -> Path:
@@ -25,9 +26,21 @@ def write_page(run: RunFolder, summary: Summary | None = None) -> Path:
 
 
 def _page(summary: Summary) -> bytes:
-    """Return the whole page. Plotly's megabytes are put in as they are, without decoding them (0.02 s)."""
+    """Return the whole page."""
+    return _filled(_words(summary) | _sections(summary))
+
+
+def fill_page(name: str, verdict: str, *, status: str, body: str, figures: dict[str, Any]) -> bytes:
+    """Return a page of another kind in the same dress: `body` is HTML, with a place for each of the `figures`."""
+    values = dict.fromkeys(_PLACES, "") | {"message": "", "remarks": "", "loss": body}
+    values |= {"title": text(f"{name}: {verdict}"), "run": text(name), "verdict": text(verdict)}
+    values |= {"status": text(status), "status_class": status, "figures": _json_for_html(figures)}
+    return _filled(values)
+
+
+def _filled(values: dict[str, str]) -> bytes:
+    """Return the template with `values`. Plotly's megabytes are put in as they are, without decoding them (0.02 s)."""
     plotly = _plotly_source()
-    values = _words(summary) | _sections(summary)
     values["footer"] = "" if plotly else "The plots are left out: the package plotly is not installed."
     template = resources.files("shoal.report").joinpath("page.html").read_text(encoding="utf-8")
     before, after = (Template(half).substitute(values).encode() for half in template.split("$plotly"))
@@ -50,7 +63,7 @@ def _words(summary: Summary) -> dict[str, str]:
 
 def _sections(summary: Summary) -> dict[str, str]:
     """Return the page's sections by their place in the template; what the run has nothing for is empty."""
-    found = dict.fromkeys(("missing", "loss", "split", "predicted", "workers", "evaluations", "circumstances"), "")
+    found = dict.fromkeys(_PLACES, "")
     if summary.missing:
         found["missing"] = section("What is missing", sections.bullets(summary.missing), "missing")
     if summary.steps:

@@ -1,0 +1,149 @@
+"""The executor with real worker processes: results, order, exceptions, deaths, cancelling, and that none is left."""
+
+import concurrent.futures
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import ConfigError, WorkerFailed
+from shoal.tasks.batch import chunk_tasks
+from shoal.tasks.executor import Executor
+from tests.support.waiting import wait_until
+from tests.tasks import work
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    with Executor(2) as pool:
+        yield pool
+
+
+def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
+    assert list(executor.map(work.double, range(1000))) == list(range(0, 2000, 2))
+    assert list(executor.map(pow, [2, 3, 4], [5, 2, 1])) == [32, 9, 4]
+    assert list(executor.map(work.double, [])) == []
+
+
+def test_futures_are_those_of_concurrent_futures(executor: Executor) -> None:
+    futures = {executor.submit(work.double, number): number for number in range(200)}
+    for future in concurrent.futures.as_completed(futures, timeout=30):
+        assert future.result() == 2 * futures[future]
+    assert executor.submit(int, "ff", base=16).result(timeout=30) == 255
+
+
+def test_workers_stay(executor: Executor) -> None:
+    first = set(executor.map(work.process, range(20)))
+    assert set(executor.map(work.process, range(20))) <= first | set(executor.map(work.process, range(20)))
+    assert len(first) <= 2
+    assert os.getpid() not in first
+
+
+def test_an_exception_has_the_workers_traceback(executor: Executor) -> None:
+    future = executor.submit(work.fail_at_three, 3)
+    with pytest.raises(ValueError, match="three") as raised:
+        future.result(timeout=30)
+    text = "".join(traceback.format_exception(raised.value))
+    assert "in the worker:" in text
+    assert 'raise ValueError("three")' in text
+
+
+def test_a_failed_task_spoils_no_other(executor: Executor) -> None:
+    futures = [executor.submit(work.fail_at_three, number) for number in range(50)]
+    done, _ = concurrent.futures.wait(futures, timeout=30)
+    assert len(done) == 50
+    assert [future.result() for number, future in enumerate(futures) if number != 3] == [0, 1, 2, *range(4, 50)]
+    with pytest.raises(SystemExit):
+        executor.submit(work.exit_at_three, 3).result(timeout=30)
+
+
+def test_exceptions_that_cannot_be_pickled_are_told(executor: Executor) -> None:
+    with pytest.raises(WorkerFailed, match="Picky: 1 and 1"):
+        executor.submit(work.raise_picky, 1).result(timeout=30)
+
+
+def test_results_and_items_that_cannot_be_pickled_fail_alone(executor: Executor) -> None:
+    started = executor.start(work.cannot_be_pickled, list(range(5)))
+    assert started.batch.ended.wait(30)
+    assert (set(started.failures), started.values[4]) == ({2}, 4)
+    started = executor.start(work.double, [1, lambda: 2, 3])
+    assert started.batch.ended.wait(30)
+    assert (set(started.failures), started.values[0], started.values[2]) == ({1}, 2, 6)
+    assert isinstance(started.failures[1].as_exception(), (pickle.PicklingError, AttributeError))
+
+
+def test_a_worker_that_dies_fails_only_its_task_which_is_tried_again_and_named(executor: Executor) -> None:
+    started = executor.start(work.die_at_three, list(range(100)))
+    assert started.batch.ended.wait(60)
+    assert list(started.failures) == [3]
+    assert "was killed by SIGKILL at task 3: 3" in started.failures[3].said
+    assert [value for number, value in enumerate(started.values) if number != 3] == [0, 1, 2, *range(4, 100)]
+
+
+def test_a_task_whose_worker_died_once_has_its_result(executor: Executor, tmp_path: Path) -> None:
+    items = [(str(tmp_path), number) for number in range(20)]
+    assert list(executor.map(work.die_once, items)) == list(range(20))
+    assert (tmp_path / "3").read_text().count("ran") == 2
+
+
+def test_failed_tasks_are_tried_again_as_often_as_asked(tmp_path: Path) -> None:
+    with Executor(2, retries=1) as pool:
+        items = [(str(tmp_path), number) for number in range(10)]
+        assert list(pool.map(work.fail_once, items)) == list(range(10))
+
+
+def test_pending_futures_can_be_cancelled(tmp_path: Path) -> None:
+    pool = Executor(1)
+    futures = [pool.submit(work.note, (str(tmp_path), number)) for number in range(300)]
+    assert futures[-1].cancel()
+    pool.shutdown(cancel_futures=True)
+    _, pending = concurrent.futures.wait(futures, timeout=0)
+    assert not pending
+    ran = {int(path.name) for path in tmp_path.iterdir()}
+    assert ran == {number for number, future in enumerate(futures) if not future.cancelled()}
+    assert len(ran) < 300
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(work.double, 1)
+
+
+def test_no_worker_is_left_behind() -> None:
+    pool = Executor(2)
+    pids = set(pool.map(work.process, range(20)))
+    pool.shutdown()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_workers_die_with_a_killed_parent() -> None:
+    code = (
+        "import os, signal, sys\nfrom shoal.tasks.executor import Executor\nfrom tests.tasks import work\n"
+        "print(*set(Executor(2).map(work.process, range(20))), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(word) for word in said.stdout.split()]
+    assert pids
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_chunks_follow_what_tasks_take() -> None:
+    assert chunk_tasks(10_000, total=10_000, workers=2, task_s=None) == 1
+    assert chunk_tasks(10_000, total=10_000, workers=2, task_s=1e-7) == 5000
+    assert chunk_tasks(5000, total=10_000, workers=2, task_s=1e-7) == 5000
+    assert chunk_tasks(10_000, total=10_000, workers=2, task_s=1e-3) == 20
+    assert chunk_tasks(20, total=10_000, workers=2, task_s=1e-3) == 5
+    assert chunk_tasks(10_000, total=10_000, workers=2, task_s=1.0) == 1
+
+
+def test_no_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="workers=0: give at least 1"):
+        Executor(0)
+
+
+def test_what_tasks_print_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
+    with Executor(2) as pool:
+        list(pool.map(work.say, range(50)))
+    assert sorted(capfd.readouterr().out.splitlines()) == sorted(f"task {number}" for number in range(50))

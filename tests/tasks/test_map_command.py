@@ -1,0 +1,82 @@
+"""`shoal map` on the command line: what items may be, what is printed, and the exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.cli.map import read_items
+from shoal.core.errors import ConfigError
+
+FILE = """
+def double(item):
+    return item * 2
+
+def odd(item):
+    if item % 2 == 0:
+        raise ValueError(f"{item} is even")
+    return item
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.py").write_text(FILE)
+    return tmp_path / "f.py"
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_items_are_lines_json_a_pattern_or_a_range(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n")
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n[2]\n')
+    (tmp_path / "a.json").write_text('[1, "b"]')
+    assert read_items("a.txt") == ["one", "two"]
+    assert read_items("a.jsonl") == [{"x": 1}, [2]]
+    assert read_items("a.json") == [1, "b"]
+    assert read_items(str(tmp_path / "a.*")) == [str(tmp_path / f"a.{kind}") for kind in ("json", "jsonl", "txt")]
+    assert read_items("range:2:8:3") == [2, 5]
+    (tmp_path / "b.json").write_text('{"x": 1}')
+    (tmp_path / "c.jsonl").write_text("{")
+    for text in ("nothing*", "range:a", "range:", "b.json", "c.jsonl"):
+        with pytest.raises(ConfigError):
+            read_items(text)
+
+
+def test_results_are_lines_in_order(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "f.py:double", "range:0:5"]) == 0
+    assert "5 of 5 tasks are done: double-map/results.jsonl" in capfd.readouterr().out
+    expected = [{"item": number, "result": 2 * number} for number in range(5)]
+    assert lines(tmp_path / "double-map" / "results.jsonl") == expected
+    assert main(["map", "f.py:double", "range:0:5", "--out", "o", "--workers", "2", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"results": "o/results.jsonl", "tasks": 5, "failed": 0, "errors": {}}
+
+
+def test_failed_tasks_are_exit_code_1_and_shown(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "f.py:odd", "range:0:3"]) == 1
+    printed = capfd.readouterr().out
+    assert "1 of 3 tasks are done" in printed
+    assert "The first, task 0:" in printed
+    assert "ValueError: 0 is even" in printed
+    found = lines(tmp_path / "odd-map" / "results.jsonl")
+    assert found == [
+        {"item": 0, "error": "ValueError: 0 is even"},
+        {"item": 1, "result": 1},
+        {"item": 2, "error": "ValueError: 2 is even"},
+    ]
+
+
+def test_mistakes_are_exit_code_2(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ["map", "f.py:double", "range:0:100000", "--slurm", "--tasks-per-job", "1"]
+    assert main(asked) == 2
+    assert "100,000 jobs" in capfd.readouterr().err
+    assert not Path("double-map").exists()
+    for wrong in (["f.py:triple", "range:0:3"], ["f.py", "range:0:3"], ["f.py:double", "no"]):
+        assert main(["map", *wrong]) == 2
+    assert main(["map", "f.py:double", "range:0:3", "--workers", "0"]) == 2
+    assert main(["map", "f.py:double", "range:0:3", "--reads-at-once", "some"]) == 2
