@@ -14,6 +14,7 @@ Example: job 4711 has SLURM_TMPDIR=/local/4711. `shoal train train.py --runs $SL
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +64,7 @@ def known_places(env: Mapping[str, str] = os.environ) -> dict[Path, tuple[str, s
     for name, folder, lifetime in named:
         path = Path(folder or os.devnull)
         if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
-            is_of_job = name == "$TMPDIR" and env.get("SLURM_JOB_ID", "no job") in folder
+            is_of_job = name == "$TMPDIR" and env.get("SLURM_JOB_ID", "no job") in re.findall(r"\d+", folder)
             found.setdefault(path.resolve(), (name, JOB if is_of_job else lifetime))
     return found
 

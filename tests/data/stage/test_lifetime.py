@@ -44,7 +44,7 @@ def test_a_folder_of_temporary_files_is_erased_with_the_job_if_it_has_the_jobs_n
     folder = tmp_path / "slurm.4711"
     folder.mkdir()
     assert lifetime_of(folder, {"TMPDIR": str(folder), "SLURM_JOB_ID": "4711"}) == JOB
-    assert lifetime_of(folder, {"TMPDIR": str(folder), "SLURM_JOB_ID": "12"}) == NODE
+    assert lifetime_of(folder, {"TMPDIR": str(folder), "SLURM_JOB_ID": "471"}) == NODE
     assert lifetime_of(folder, {"TMPDIR": str(folder)}) == NODE
 
 
