@@ -23,9 +23,9 @@ def in_a_group(rank: Rank) -> list[Any]:
         CALLS.note_bucket(7, 3)
         works = [all_reduce_sum(torch.ones(7)), all_reduce_sum(torch.ones(2, 3))]
         found = [(call.what, call.number, call.detail, call.members) for call in CALLS.waits()]
+        before = CALLS.progress()
         if rank.index == 0:
             store.set("looked", "")
-        before = CALLS.progress()
         for work in works:
             work.wait()
         wait_until(lambda: not CALLS.waits())  # the recorder hears of an end a moment after whoever waits for it
