@@ -29,6 +29,7 @@ from tests.support.waiting import wait_until
 _PACKAGES = ("slurm-wlm", "munge")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 _TIMEOUT_S = 60.0
+_APT_S = 120.0
 _USABLE = {"idle", "mixed", "allocated", "completing"}
 _CONF = """\
 ClusterName=test
@@ -77,12 +78,16 @@ def why_not() -> str | None:
         return None
     if shutil.which("apt-get") is None:
         return f"there is no Slurm here, nor apt-get to install {' and '.join(_PACKAGES)}"
+    said = ""
     for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
+        asked = ["apt-get", "-qq", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1", *command]
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        done = subprocess.run(
-            ["apt-get", "-qq", *command], env=env, capture_output=True, text=True, timeout=600, check=False
-        )
-    return None if done.returncode == 0 else f"Slurm could not be installed: {done.stderr.strip()[-200:]}"
+        try:
+            done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=_APT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"Slurm could not be installed: {' '.join(command[:2])} took more than {_APT_S:g} s"
+        said = done.stderr.strip()[-200:]
+    return None if done.returncode == 0 else f"Slurm could not be installed: {said}"
 
 
 @contextmanager
