@@ -31,9 +31,11 @@ them. `part` says which part of the global batch it was; -1: none, at a boundary
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from shoal.core.lines import LineReader
 
 STEP_PARTS = ("data_s", "forward_s", "backward_s", "comm_s", "bubble_s", "optimizer_s")
 
@@ -58,24 +60,15 @@ class EventReader:
     """Reads a growing event log: each call of `poll` returns the events written since the last."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._lines = LineReader(path)
         self.damaged_lines = 0
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the new whole events; a line still being written is left for the next call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return list(self._parse(whole))
+        return list(self._parse(self._lines.poll()))
 
-    def _parse(self, data: bytes) -> Iterator[dict[str, Any]]:
-        for line in data.splitlines():
+    def _parse(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        for line in lines:
             try:
                 event = json.loads(line)
             except ValueError:

@@ -28,7 +28,7 @@ from shoal.core.host import threads_per_worker
 from shoal.core.notice import read_notice_s
 from shoal.launch.replacing import Replacing
 from shoal.launch.requests import Requests, stop_requests, stopped
-from shoal.launch.starting import Process, Starting, Vain
+from shoal.launch.starting import Process, Starting, Vain, worker_environment
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
@@ -135,19 +135,10 @@ def _note_done(workers: list[Worker], replacing: Replacing | None) -> None:
 
 def _environment(workers: int, host: str, port: int) -> dict[str, str]:
     """Return the environment of the workers, with torchrun's names, so that they start alike under both."""
-    threads = str(threads_per_worker(workers))
-    return {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        # Without gaps in a GPU's memory, which took up to a quarter of the peak (docs/accuracy.md).
-        "PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-        **os.environ,
+    return worker_environment(os.environ, threads=threads_per_worker(workers), host=host, port=port) | {
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PYTHONUNBUFFERED": "1",
     }
 
 

@@ -34,7 +34,7 @@ from shoal.launch.local import Worker
 from shoal.launch.requests import Requests, stop_requests
 from shoal.launch.slurm.commands import call
 from shoal.launch.slurm.sbatch import CANCELLED
-from shoal.launch.starting import PYTHON, Process
+from shoal.launch.starting import PYTHON, Process, worker_environment
 
 STARTS = "starts.jsonl"
 MOST_IN_VAIN = 4
@@ -148,17 +148,9 @@ def _note_start(path: Path, start: Start) -> list[Start]:
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the workers: where they meet, and how many threads each has."""
-    cpus = env.get("SLURM_CPUS_PER_TASK", "1")
     address = "127.0.0.1" if env.get("SLURM_JOB_NUM_NODES", "1") == "1" else _address(env)
-    return {
-        "OMP_NUM_THREADS": cpus,
-        "MKL_NUM_THREADS": cpus,
-        "PYTORCH_ALLOC_CONF": env.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),  # as in local.py
-        **env,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(_free_port(address)),
-        "PYTHONUNBUFFERED": "1",
-    }
+    threads = int(env.get("SLURM_CPUS_PER_TASK", "1"))
+    return worker_environment(env, threads=threads, host=address, port=_free_port(address))
 
 
 def _address(env: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.errors import ConfigError, SlurmError
+from shoal.core.lines import LineReader
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml, write_toml
 from shoal.launch.slurm.commands import JobState, states
@@ -118,20 +119,12 @@ class OutputReader:
     """Reads a growing text file: each call of `poll` returns the whole lines since the last."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._lines = LineReader(path)
 
     def skip(self) -> None:
         """Leave out what is there already."""
-        self._offset = self._path.stat().st_size if self._path.is_file() else 0
+        self._lines.skip()
 
     def poll(self) -> list[str]:
         """Return the new lines."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        return [line.decode(errors="replace") for line in self._lines.poll()]
