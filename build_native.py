@@ -8,6 +8,7 @@ python build_native.py        compile it in place, after a change of a .c file
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,19 @@ NEEDS_LIBJPEG = FOLDER / "jpeg_libjpeg.c"
 FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-ffp-contract=off"]
 
 
-def compile_native() -> str | None:
+def compile_native(library: Path = LIBRARY, *, flags: Sequence[str] = ()) -> str | None:
     """Compile the library that needs nothing; return why not, if that fails."""
-    return _compile([path for path in FOLDER.glob("*.c") if path != NEEDS_LIBJPEG], LIBRARY, ["-lm"])
+    return _compile([path for path in FOLDER.glob("*.c") if path != NEEDS_LIBJPEG], library, ["-lm"], flags)
 
 
-def compile_jpeg() -> str | None:
+def compile_jpeg(library: Path = JPEG_LIBRARY, *, flags: Sequence[str] = ()) -> str | None:
     """Compile the library that needs libjpeg-turbo; return why not, if that fails."""
-    return _compile([NEEDS_LIBJPEG, FOLDER / "jpeg_header.c"], JPEG_LIBRARY, ["-ljpeg"])
+    return _compile([NEEDS_LIBJPEG, FOLDER / "jpeg_header.c"], library, ["-ljpeg"], flags)
 
 
-def _compile(sources: list[Path], library: Path, libraries: list[str]) -> str | None:
-    unfinished = library.with_suffix(f".{os.getpid()}")
-    command = [os.environ.get("CC", "cc"), *FLAGS, *sorted(map(str, sources)), "-o", str(unfinished), *libraries]
+def _compile(sources: list[Path], library: Path, libraries: list[str], flags: Sequence[str]) -> str | None:
+    unfinished, compiler = library.with_suffix(f".{os.getpid()}"), os.environ.get("CC", "cc")
+    command = [compiler, *FLAGS, *flags, *sorted(map(str, sources)), "-o", str(unfinished), *libraries]
     try:
         done = subprocess.run(command, check=False, timeout=300, stderr=subprocess.PIPE, text=True)
         if done.returncode == 0:

@@ -2,11 +2,11 @@
 
     python benchmarks/bad_input.py [--json FILE]
 
-Every case is made in a temporary folder: images and files that are cut off, a wrong shape, a full disk, parts that are
-missing, manifests that lie, tars with hostile names, sources that change while they are read. Each must be named with
-its row or its part, leave nothing half-written, and be counted where `--on-error skip` asks for that; and the same
-command must work when the input is mended. It ends with 1 if anything is not so. The full disk is a small tmpfs for
-root, and a limit on the size of files for others. 15 s on 2 cores.
+Every case is made in a temporary folder: images and files that are cut off, a wrong shape, what is no text, a full
+disk, parts that are missing, manifests that lie, tars with hostile names, sources that change while they are read. Each
+must be named with its row or its part, leave nothing half-written, and be counted where `--on-error skip` asks for
+that; and the same command must work when the input is mended. It ends with 1 if anything is not so. The full disk is a
+small tmpfs for root, and a limit on the size of files for others. 15 s on 2 cores.
 """
 
 import argparse
@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: tests/ is
 
 from benchmarks.bad_input_asked import Row
 from benchmarks.bad_input_packs import broken_packs
-from benchmarks.bad_input_sources import changing, full_disk, hostile_tars, images, wrong_shape
+from benchmarks.bad_input_sources import changing, full_disk, hostile_tars, images, no_text, wrong_shape
 
-CASES = (images, hostile_tars, wrong_shape, full_disk, changing, broken_packs)
+CASES = (images, hostile_tars, wrong_shape, no_text, full_disk, changing, broken_packs)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from shoal.data.pack.progress import Quiet
 from shoal.data.pack.writer import pack
 from shoal.data.sources.find import open_source
 from tests.data.pack.sources import jpeg
+from tests.data.sources.beton_file import write_beton
 
 TIMEOUT_S = 120
 
@@ -101,6 +102,35 @@ def wrong_shape(folder: Path) -> list[Row]:
     named = r"row 9999: column 'x' has shape \(3, 31\)"
     ask = partial(pack, samples, folder / "out.pack", report=Quiet())
     row = asked("a wrong shape in row 9,999", "shoal.pack(samples, 'out.pack')", named, ask, folder)
+    row.wrong = row.wrong or half_written(folder)
+    return [*rows, row]
+
+
+def no_text(folder: Path) -> list[Row]:
+    """What a line of JSON, a Python str and a field of FFCV's can hold, and no text can."""
+    rows: list[Row] = []
+    lines = [f'{{"text": "line {number}"}}' for number in range(80)]
+    for number, (bad, line, named) in enumerate(
+        [
+            ("half of a pair of UTF-16 in JSON", '{"text": "a \\ud800"}', r"character \\ud800, which no text has"),
+            ("JSON that is nested too deeply", "[" * 100_000, "is no JSON object with 'text'"),
+            ("a line that is no JSON", '{"text": ', "is no JSON object with 'text'"),
+        ]
+    ):
+        at = folder / str(number)
+        at.mkdir()
+        (at / "lines.jsonl").write_text("\n".join([*lines[:77], line, *lines[78:]]))
+        mend = partial((at / "lines.jsonl").write_text, "\n".join(lines))
+        rows += Case(at, bad, "lines.jsonl", rf"lines.jsonl: byte \d+.*{named}", mend, 1).rows()
+    write_beton(folder / "a.beton", [{"note": {"n": number}} for number in range(80)])
+    whole_file = (folder / "a.beton").read_bytes()
+    (folder / "a.beton").write_bytes(whole_file.replace(b'"n": 77', b'"\xff": 77'))
+    mend = partial((folder / "a.beton").write_bytes, whole_file)
+    rows += Case(folder, "text of a .beton that is not UTF-8", "a.beton", "77: 'note' is not UTF-8", mend, 1).rows()
+    samples = [{"text": "a" if row != 77 else "\ud800"} for row in range(80)]
+    named = r"row 77: column 'text': character 0 is \\ud800, which no text has"
+    ask = partial(pack, samples, folder / "out.pack", report=Quiet())
+    row = asked("half of a pair of UTF-16 in a str", "shoal.pack(samples, 'out.pack')", named, ask, folder)
     row.wrong = row.wrong or half_written(folder)
     return [*rows, row]
 

@@ -177,8 +177,6 @@ def loader_hashes(
         loader.load_state_dict(state or {})
     for batches in zip(*loaders, strict=True):
         yield _hashed([], batches)
-        if loaders[0].epoch == EPOCHS:  # a loader that was resumed has as many epochs as it was given before it
-            return
 
 
 def hashes(

@@ -152,7 +152,7 @@ def be_node(*, pack: str, host: str, port: int, together: bool, fan_out: int, in
             time.sleep(0.001)
         store.set(f"joined {index}", "yes")
         for part in range(NUM_PARTS):
-            staged.path_of(part, timeout_s=TIMEOUT_S)
+            staged.path_of(part)
             if part == NUM_PARTS // 2 - 1:
                 store.set(f"node {index} has half", "yes")
         seconds = time.monotonic() - begin_s

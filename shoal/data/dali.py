@@ -75,7 +75,11 @@ def dali_source(
     index: int = 0,
     block_rows: int | None = None,
 ) -> DaliSource:
-    """Return a source of worker `index`'s part of each global batch, one output a column, in the loader's order."""
+    """Return a source of worker `index`'s part of each global batch, one output a column, in the loader's order.
+
+    `pack` is a pack or its path, `columns` what of it is given, which must not be compressed. `batch_size` is that of
+    all workers together, and `shares` are their fractions of it. `shuffle`, `seed` and `block_rows` are as in a Job.
+    """
     opened = pack if isinstance(pack, Pack) else Pack(pack)
     for name in columns:
         if name not in opened.columns:

@@ -9,7 +9,8 @@
 3. A batch stays as it is until the next one is asked for. Whoever keeps batches for longer says `copy=True`.
 """
 
-import os
+import copy
+import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import takewhile
@@ -18,24 +19,24 @@ from typing import Any
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.data.loading.chunk import Load, Loaded, Reader, chunk_loader
+from shoal.data.loading.chunk import Load, Loaded, chunk_loader
 from shoal.data.loading.crops import ImageOptions
 from shoal.data.loading.dataset import DatasetReader
 from shoal.data.loading.device import Sender, map_tensors
 from shoal.data.loading.feed import Feed
 from shoal.data.loading.pace import Pace, Report
+from shoal.data.loading.patience import Patience
 from shoal.data.loading.processes import ProcessFeed
 from shoal.data.loading.ring import GatheredSamples, RingFeed
 from shoal.data.loading.slot import Slot
 from shoal.data.loading.state import Place, read_state, write_state
 from shoal.data.loading.tables import expect
-from shoal.data.loading.transform import Transform
 from shoal.data.order import Order
-from shoal.data.pack.reader import Pack
 from shoal.data.partition import Schedule
-from shoal.data.stage.staged import Staged
+from shoal.data.reading import reader_of
 from shoal.data.steps import default_threads
 from shoal.data.view import View
+from shoal.spec.parts import parts
 
 
 class Loader:
@@ -43,7 +44,14 @@ class Loader:
 
     Each iteration is the next epoch; with `epochs`, it is that many in one go. `batch_size` is global: with `shares`,
     this is worker `index`, whose batches are its part of each (an empty one where a last, partial batch leaves it
-    nothing).
+    nothing; `drop_last` leaves such a batch out).
+
+    The order is that of `Job`: `shuffle`, `seed`, `block_rows`. What of a pack is loaded is that of `View`: `columns`,
+    `window`, `stride`, `with_documents`, `pack_documents`, `ragged`, `image`, `transform`; `collate` makes batches of
+    the samples of other datasets. `threads` gather and decode (without it, as many as torch computes with, up to 8; 1
+    for a dataset in Python); `workers` are processes instead. `prefetch` batches are loaded ahead ("auto": once the
+    worker waits for a noticeable time), and go to `device`. A batch from a pack is filled again for the next, unless
+    `copy` is True. What does not come within `timeout_s` is an error.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class Loader:
         copy: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
-        self._reader = _reader(
+        self._reader = reader_of(
             data,
             collate=collate,
             index=index,
@@ -87,7 +95,8 @@ class Loader:
             ragged=ragged,
             image=image,
         )
-        _check(batch_size=batch_size, epochs=epochs, shares=shares, index=index, prefetch=prefetch, workers=workers)
+        _check_counts(batch_size=batch_size, epochs=epochs, block_rows=block_rows, threads=threads, workers=workers)
+        _check(shares=shares, index=index, prefetch=prefetch)
         num_samples = self._reader.num_samples
         self._schedule = Schedule(num_samples, batch_size, shares=tuple(shares), index=index, drop_last=drop_last)
         if self._schedule.steps_per_epoch == 0:
@@ -95,25 +104,64 @@ class Loader:
         self._order = Order(num_samples, seed=seed, is_shuffled=shuffle, block_rows=block_rows)
         if isinstance(self._reader, View):
             expect(self._reader.pack, self._order)
-        self._epochs, self._timeout_s, self._copy = epochs, timeout_s, copy
+        self._epochs, self._copy = epochs, copy
+        self._patience = Patience(timeout_s, self._reader.arriving)
         self._sender = Sender(device)
         self._workers = workers
         is_dataset = isinstance(self._reader, DatasetReader)
         self._threads = workers or threads or (1 if is_dataset else default_threads())
-        self._prefetch = fixed = None if isinstance(prefetch, str) else prefetch
+        self._prefetch = None if isinstance(prefetch, str) else prefetch
+        self._set_pace()
+        self._step = 0
+        """The step of the next batch, over all epochs."""
+        self._first_epoch = 0
+        """With which this iteration began, or the next one does."""
+        self._is_loaded = False
+
+    def _set_pace(self) -> None:
+        fixed = self._prefetch
         self._at_once = self._reader.batches_at_once(self._schedule.part_samples)
         self._pace = Pace(
             threads=self._threads,
             prefetch=None if fixed is None else -(-fixed // self._at_once),
-            is_ahead=self._sender.is_needed or bool(workers),
+            is_ahead=self._sender.is_needed or bool(self._workers),
             at_first=max(2, self._threads),
         )
-        self._step = 0
-        """The step of the next batch, over all epochs."""
-        self._is_loaded = False
+
+    def divided(self, shares: Sequence[float], *, index: int, has_stand_ins: bool = False) -> "Loader":
+        """Return a loader of the same global batches that gives worker `index` its part by `shares`.
+
+        With `has_stand_ins`, a part without samples is given the first one of its batch. For those who are given a
+        loader that knows of no workers: Lightning's strategy, Accelerate's `prepare`.
+        """
+        if len(self._schedule.shares) > 1:
+            raise ConfigError(
+                f"the loader is that of worker {self._schedule.index} already: it cannot be divided anew."
+            )
+        _check(shares=shares, index=index, prefetch=0)
+        made = copy.copy(self)
+        made._schedule = dataclasses.replace(
+            self._schedule, shares=tuple(shares), index=index, has_stand_ins=has_stand_ins
+        )
+        made._set_pace()
+        return made
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether the last batch of an epoch has no sample for one of the workers."""
+        last = self._schedule.where(self._schedule.steps_per_epoch - 1)
+        return 0 in parts(last.num_samples, self._schedule.shares)
+
+    def given(self) -> tuple[tuple[int, ...], int, int]:
+        """Return of the batch given last: the samples' numbers in the data, how many count, and how many all have."""
+        step = self._step - 1
+        where, (first, last) = self._schedule.where(step), self._schedule.part(step)
+        positions, _ = self._schedule.positions(range(step, step + 1))
+        samples = self._order.samples(positions, epoch=where.epoch)
+        return tuple(samples.tolist()), last - first, where.num_samples
 
     def __len__(self) -> int:
-        """How many batches a whole iteration has."""
+        """How many batches a whole iteration has, with those that were given before a state was taken."""
         return self._schedule.steps_per_epoch * self._epochs
 
     @property
@@ -122,13 +170,14 @@ class Loader:
         return self._step // self._schedule.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from where a loaded state stood, or else of the next epoch."""
+        """Yield the batches from where a loaded state stood, or else of the next `epochs`."""
         per_epoch = self._schedule.steps_per_epoch
         if not self._is_loaded:
             self._step = -(-self._step // per_epoch) * per_epoch  # what is left of an epoch that was broken off
+        if not self._is_loaded or self._step > (self._first_epoch + self._epochs) * per_epoch:
+            self._first_epoch = self._step // per_epoch
         self._is_loaded = False
-        first = self._step
-        return self._batches(first, (first // per_epoch + self._epochs) * per_epoch)
+        return self._batches(self._step, (self._first_epoch + self._epochs) * per_epoch)
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
         given = first
@@ -143,10 +192,12 @@ class Loader:
                 for batch in batches:
                     self._step = given = given + 1
                     yield batch
+        self._first_epoch = self.epoch
 
     def _gathered(self) -> GatheredSamples | None:
         """Return what threads of C gather batches from; None while, or where, Python has a part in each."""
-        is_plain = not (self._workers or self._copy or self._sender.is_needed or self._order.block_rows)
+        stands_in = self._schedule.has_stand_ins and self.leaves_nothing
+        is_plain = not (self._workers or self._copy or self._sender.is_needed or self._order.block_rows or stands_in)
         if not (is_plain and isinstance(self._reader, View) and self._reader.is_gathered):
             return None
         return self._reader.gathered()
@@ -167,7 +218,7 @@ class Loader:
             threads=self._threads,
             prefetch=self._prefetch,
             pace=self._pace,
-            timeout_s=self._timeout_s,
+            timeout_s=self._patience.timeout_s,
         ).batches()
 
     def _chunks(self, first: int, last: int) -> Generator[Loaded, None, None]:
@@ -181,7 +232,7 @@ class Loader:
             pace=self._pace,
             new_slot=lambda: Slot(pin=self._sender.is_needed),
             reuse=not self._copy,
-            timeout_s=self._timeout_s,
+            patience=self._patience,
         ).chunks()
 
     def _from_processes(self, first: int, last: int, load: Load) -> Generator[Loaded, None, None]:
@@ -190,16 +241,14 @@ class Loader:
             load,
             workers=self._workers,
             pace=self._pace,
-            timeout_s=self._timeout_s,
+            patience=self._patience,
         )
         with closing(feed.chunks()) as chunks:
-            for loaded in chunks:
-                slot = Slot()
-                sent = self._sender.send(loaded, slot)
-                if self._copy and sent is loaded:
-                    sent = Loaded(loaded.chunk, [map_tensors(torch.clone, batch) for batch in loaded.batches])
-                yield sent
-                slot.wait()  # before the process fills that memory again
+            for loaded in self._sender.send_each(chunks):
+                if self._copy and not self._sender.is_needed:
+                    yield Loaded(loaded.chunk, [map_tensors(torch.clone, batch) for batch in loaded.batches])
+                else:
+                    yield loaded
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: after the batch that it gave last."""
@@ -208,51 +257,29 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on, in the next iteration, behind the batch after which `state` was taken: by any number of workers.
 
-        A state from the end of an epoch goes on with the next.
+        The iteration ends with the last of its `epochs`, counted from where the one began in which the state was taken:
+        after a state of its last batch there is nothing left of it. One that was taken at its end begins the next.
         """
-        self._step = read_state(state, self._place)
+        self._step, self._first_epoch = read_state(state, self._place)
         self._is_loaded = True
 
     @property
     def _place(self) -> Place:
-        return Place(self._step, self._schedule, self._order)
+        return Place(self._step, self._first_epoch, self._schedule, self._order)
 
     def report(self) -> Report:
         """Return what loading cost so far; as a str, whether it was the bottleneck."""
         return self._pace.report()
 
 
-def _reader(
-    data: Any,
-    *,
-    collate: Callable[[list[Any]], Any] | None,
-    index: int,
-    transform: Callable[..., Any] | None,
-    **options: Any,
-) -> Reader:
-    """Return what reads `data`: its own way for packs, sample by sample for the rest."""
-    is_pack = isinstance(data, (str, os.PathLike, Pack, Staged))
-    if is_pack and collate is None:
-        return View(data, transform=transform, **options)
-    if isinstance(data, View) and collate is None and transform is not None:
-        return data.transformed(transform)
-    asked = [name for name, value in options.items() if value not in (None, False, "list")]
-    if asked and not is_pack:
-        raise ConfigError(f"Loader({', '.join(asked)}=...) is for the path of a pack, not for {type(data).__name__}.")
-    if isinstance(data, View) and collate is None:
-        return data
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or isinstance(data, dict):
-        raise ConfigError(f"Loader needs a pack or a dataset with len() and [index], not {type(data).__name__}.")
-    samples = View(data, **options) if is_pack else data
-    if len(samples) == 0:
-        raise ConfigError("the dataset is empty: there is nothing to load.")
-    return DatasetReader(samples, collate=collate, finish=Transform(transform) if transform else None, index=index)
-
-
-def _check(*, batch_size: int, epochs: int, shares: Sequence[float], index: int, prefetch: Any, workers: int) -> None:
-    for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("workers", workers, 0)):
-        if not isinstance(value, int) or value < least:
+def _check_counts(*, workers: int, **counts: int | None) -> None:
+    """Refuse what is no count; `None` is for whatever is right."""
+    for name, value, least in (*((name, value, 1) for name, value in counts.items()), ("workers", workers, 0)):
+        if value is not None and (not isinstance(value, int) or value < least):
             raise ConfigError(f"Loader({name}={value!r}) must be a whole number of at least {least}.")
+
+
+def _check(*, shares: Sequence[float], index: int, prefetch: Any) -> None:
     if not 0 <= index < len(shares) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(f"Loader(index={index}, shares={tuple(shares)}): shares are fractions of 1, one a worker.")
     if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):

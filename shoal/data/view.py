@@ -6,7 +6,6 @@ gather from it many samples at once.
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.fork_lock import ForkLock
 from shoal.data.loading.chunk import Chunk
 from shoal.data.loading.columns import BytesColumn, ColumnLoader, FixedColumn, RaggedColumn, Request
 from shoal.data.loading.crops import ImageOptions
@@ -74,9 +74,14 @@ class View:
         self._columns = _chosen(self.pack, columns)
         self._starts = np.array(self.pack.manifest.first_rows, dtype=np.int64)
         self._transform = None if transform is None else Transform(transform)
-        self._lock = threading.Lock()
+        self.arriving = self.pack.arriving
+        self._lock = ForkLock()
         self._loaders: list[ColumnLoader] | None = None
         self._tokens = self._stream() if window is not None or pack_documents else None
+        if (window is None and with_documents) or (stride is not None and (window is None or pack_documents)):
+            raise ConfigError(
+                "stride and with_documents are for windows of tokens: give window, without pack_documents."
+            )
         self.num_samples = self.pack.num_rows if self._tokens is None else self._tokens.num_samples
         if self.num_samples == 0:
             raise DataError(f"{self.pack.path} has not one sample{f' of {window} tokens' if window else ''}.")
@@ -187,7 +192,9 @@ class View:
             raise ConfigError(f"window={window}: say how many tokens a sample has, at least 2.")
         if self._options["pack_documents"]:
             return PackedDocuments(self.pack, tokens[0], width=window)
-        stride = self._options["stride"] or window - 1
+        stride = window - 1 if self._options["stride"] is None else self._options["stride"]
+        if not isinstance(stride, int) or stride < 1:
+            raise ConfigError(f"stride={stride!r}: say how many tokens windows are apart, at least 1.")
         return Windows(
             self.pack, tokens[0], width=window, stride=stride, with_documents=self._options["with_documents"]
         )
@@ -195,7 +202,7 @@ class View:
 
 def _opened_pack(pack: str | os.PathLike[str] | Pack | Staged) -> Pack:
     if isinstance(pack, Staged):
-        return Pack(pack.path, locate=pack.locate)
+        return Pack(pack.path, locate=pack.locate, arriving=pack.arriving)
     return pack if isinstance(pack, Pack) else Pack(Path(pack))
 
 

@@ -7,7 +7,8 @@
 //   jpeg_resize.c    planes -> resized RGB, colours converted for the output's pixels only
 //   jpeg_batch.c     what Python calls: a batch of boxes, one box, sizes
 //   jpeg_restart.c   a baseline JPEG -> the same with restart markers, its codes copied as they are
-//   jpeg_steps.c     the tables with which that steps over codes
+//   jpeg_lanes.c     where its blocks end: steps over the codes of several images at once
+//   jpeg_steps.c     the tables with which that is done
 //   jpeg_rewrite.c   the header and the DC codes of such a JPEG
 //   jpeg_pack.c      what Python calls to cut a batch of JPEGs into segments
 //   jpeg_libjpeg.c   another library (it needs libjpeg): transcoding and planes of the kinds that only it can read
@@ -148,14 +149,6 @@ int jpeg_extend_dc(const Huffman *table, HuffmanText *text, DcCodes *codes);
 // where the scan begins.
 enum { MOST_TABLE_BYTES = 4 * (5 + 16 + 256) + 64 };
 uint8_t *jpeg_write_header(const Header *header, int restart, const HuffmanText dc[2], uint8_t *to);
-
-typedef struct Cutter Cutter;
-Cutter *jpeg_new_cutter(int portable);
-void jpeg_free_cutter(Cutter *cutter);
-// Cuts an image into segments of `restart` x 16 pixels of width. *out and *index stay the cutter's until the next one.
-// What is not plain baseline, or broken, is left to libjpeg: it knows more kinds, and which damage can be lived with.
-int jpeg_cut(Cutter *cutter, const uint8_t *data, size_t size, int restart, const uint8_t **out, size_t *out_bytes,
-             const uint8_t **index, size_t *index_bytes);
 
 static inline int32_t huffman_entry(int code_bits, int symbol) {
     int size = symbol & 15, run = symbol >> 4;

@@ -36,6 +36,10 @@ typedef struct {
     size_t size;
 } Bytes;
 
+typedef struct {
+    int width, height;
+} Size;
+
 static int find_row(const Column *column, const Batch *batch, int64_t i, Bytes *found) {
     int32_t part = batch->part ? batch->part[i] : 0;
     int64_t row = batch->row[i];
@@ -46,21 +50,24 @@ static int find_row(const Column *column, const Batch *batch, int64_t i, Bytes *
     return JPEG_OK;
 }
 
-// Decodes at least [x0, x1) x [y0, y1) of an image whose header was read: by segments, else whole.
-static int decode(Workspace *work, Bytes image, Bytes index, WholeDecoder whole, const int box[4], Planes *planes) {
+// Decodes at least [x0, x1) x [y0, y1), a box inside the size that was read: by segments, else whole.
+static int decode(Workspace *work, Bytes image, Bytes index, WholeDecoder whole, Size size, const int box[4],
+                  Planes *planes) {
     int problem = work->header.num_planes ? JPEG_OK : JPEG_UNSUPPORTED;
     if (!problem) problem = jpeg_decode_box(work, index.data, index.size, box[0], box[1], box[2], box[3], planes);
-    if (!problem || index.size || problem == JPEG_NO_MEMORY) return problem;
-    return whole ? whole(image.data, image.size, &work->planes, planes) : problem;
+    if (!problem || index.size || problem == JPEG_NO_MEMORY || !whole) return problem;
+    problem = whole(image.data, image.size, &work->planes, planes);
+    // libjpeg has read the header by itself: what it found of another size does not cover the box.
+    return problem || (planes->width == size.width && planes->height == size.height) ? problem : JPEG_BROKEN;
 }
 
 // Reads the header of an image; of one that only libjpeg can read, its size (header.num_planes is then 0).
-static int read_size(Workspace *work, Bytes image, Bytes index, int *width, int *height) {
+static int read_size(Workspace *work, Bytes image, Bytes index, Size *size) {
     int problem = jpeg_read_header_of(image.data, image.size, &work->header);
-    *width = work->header.width, *height = work->header.height;
+    *size = (Size){work->header.width, work->header.height};
     if (!problem || index.size) return problem;
     work->header.num_planes = 0;
-    return jpeg_size(image.data, image.size, width, height);
+    return jpeg_size(image.data, image.size, &size->width, &size->height);
 }
 
 static int pixels_of(double begin, double length, int whole, int *from, int *until) {
@@ -72,14 +79,15 @@ static int pixels_of(double begin, double length, int whole, int *from, int *unt
 static int resize_one(Workspace *work, const Batch *batch, int64_t i) {
     Bytes image, index = {NULL, 0};
     Planes planes;
-    int box[4], width, height;
+    Size size;
+    int box[4];
     int problem = find_row(&batch->images, batch, i, &image);
     if (!problem && batch->indexes.num_parts) problem = find_row(&batch->indexes, batch, i, &index);
-    if (!problem) problem = read_size(work, image, index, &width, &height);
+    if (!problem) problem = read_size(work, image, index, &size);
     const double *asked = batch->boxes + 4 * i;
-    if (!problem) problem = pixels_of(asked[0], asked[2], width, &box[0], &box[2]);
-    if (!problem) problem = pixels_of(asked[1], asked[3], height, &box[1], &box[3]);
-    if (!problem) problem = decode(work, image, index, batch->whole, box, &planes);
+    if (!problem) problem = pixels_of(asked[0], asked[2], size.width, &box[0], &box[2]);
+    if (!problem) problem = pixels_of(asked[1], asked[3], size.height, &box[1], &box[3]);
+    if (!problem) problem = decode(work, image, index, batch->whole, size, box, &planes);
     if (problem) return problem;
     Resize resize = {asked[0], asked[1], asked[2], asked[3], batch->flips != NULL && batch->flips[i], batch->antialias,
                      batch->out_width, batch->out_height, batch->is_planar};
@@ -138,13 +146,14 @@ int shoal_jpeg_pixels(const uint8_t *data, size_t size, const uint8_t *index, si
     Workspace *work = calloc(1, sizeof *work);
     if (work == NULL) return JPEG_NO_MEMORY;
     Planes planes;
-    int width, height, box[4] = {x0, y0, x1, y1};
+    Size found;
+    int box[4] = {x0, y0, x1, y1};
     Bytes image = {data, size}, segments = {index, index_bytes};
-    int problem = read_size(work, image, segments, &width, &height);
-    int is_inside = !problem && 0 <= x0 && x0 < x1 && x1 <= width && 0 <= y0 && y0 < y1 && y1 <= height;
+    int problem = read_size(work, image, segments, &found);
+    int is_inside = !problem && 0 <= x0 && x0 < x1 && x1 <= found.width && 0 <= y0 && y0 < y1 && y1 <= found.height;
     if (!problem && !is_inside) problem = JPEG_WRONG_BOX;
     if (!problem && work->header.num_planes) widen(&work->header, box);
-    if (!problem) problem = decode(work, image, segments, whole, box, &planes);
+    if (!problem) problem = decode(work, image, segments, whole, found, box, &planes);
     if (!problem) problem = jpeg_to_pixels(work, &planes, x0, y0, x1, y1, rgb);
     free_workspace(work);
     free(work);

@@ -34,6 +34,14 @@ INLINE void refill(Bits *bits) {
     bits->count |= 56;
 }
 
+// The bits from bit `at` on.
+INLINE Bits bits_from(const uint8_t *from, size_t at) {
+    Bits bits = {.at = from + (at >> 3)};
+    refill(&bits);
+    bits.bits <<= at & 7, bits.count -= (int)(at & 7);
+    return bits;
+}
+
 // The entry of a code that is longer than LOOK bits; 0 when there is no such code.
 static inline int32_t long_entry(const Huffman *table, uint64_t bits) {
     int32_t code = (int32_t)(bits >> 48);
@@ -76,16 +84,22 @@ INLINE void write_bytes(Out *out, uint64_t word, int bytes) {
     }
 }
 
-INLINE void write_word(Out *out, uint64_t word) {
-    uint64_t flipped = ~word;
-    if (__builtin_expect(((flipped - 0x0101010101010101) & word & 0x8080808080808080) != 0, 0)) {
-        write_bytes(out, word, 8);
-        return;
-    }
+// Whether one of the bytes is 0xFF.
+INLINE int has_ff(uint64_t word) { return ((~word - 0x0101010101010101) & word & 0x8080808080808080) != 0; }
+
+INLINE void store_big_endian(uint8_t *to, uint64_t word) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     word = __builtin_bswap64(word);
 #endif
-    memcpy(out->to, &word, sizeof word);
+    memcpy(to, &word, sizeof word);
+}
+
+INLINE void write_word(Out *out, uint64_t word) {
+    if (__builtin_expect(has_ff(word), 0)) {
+        write_bytes(out, word, 8);
+        return;
+    }
+    store_big_endian(out->to, word);
     out->to += 8;
 }
 
@@ -121,10 +135,16 @@ INLINE void copy_bits(Out *out, const uint8_t *from, size_t begin, size_t end) {
     if (rest) write_bits(out, bits_at(from, begin) & ~(UINT64_MAX >> rest), rest);
 }
 
-// Ends a segment: ones up to a whole byte, then a marker.
+// Ends a segment: ones up to a whole byte, then a marker. Up to 8 bytes are written behind it.
 INLINE void end_segment(Out *out, int marker) {
-    int bytes = (out->count + 7) / 8;
-    write_bytes(out, out->count & 63 ? out->bits | UINT64_MAX >> out->count : out->bits, bytes);
+    int fill = -out->count & 7, bytes = (out->count + 7) / 8;
+    uint64_t word = out->bits | (fill ? ((1ull << fill) - 1) << (64 - 8 * bytes) : 0);
+    if (__builtin_expect(has_ff(word), 0)) {
+        write_bytes(out, word, bytes);
+    } else {
+        store_big_endian(out->to, word);
+        out->to += bytes;
+    }
     *out->to++ = 0xFF, *out->to++ = (uint8_t)marker;
     out->bits = 0, out->count = 0;
 }

@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from shoal.core.errors import DataError
 
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, OverflowError, struct.error)
+"""What Pillow raises of damaged files, by their format."""
 ONE, DOWN_SHIFT, ALONG_SHIFT, FRACTION_BITS = 1 << 14, 7, 15, 6  # as in jpeg_resize.c
 
 
@@ -25,7 +28,7 @@ def decode(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     with _open(data) as image:
         try:
             return np.asarray(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
+        except _BROKEN as error:
             raise DataError(f"Pillow cannot decode an image of {len(data)} bytes: {error}.") from error
 
 
@@ -38,7 +41,7 @@ def _open(data: NDArray[np.uint8]) -> Any:
         ) from error
     try:
         return Image.open(io.BytesIO(data.tobytes()))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*_BROKEN, Image.DecompressionBombError) as error:
         raise DataError(f"Pillow cannot read an image of {len(data)} bytes: {error}.") from error
 
 

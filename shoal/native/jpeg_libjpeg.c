@@ -106,6 +106,14 @@ typedef struct {
     int is_ours;
 } Transcoding;
 
+// Whether an image that is left as it is will be found to have this size when it is loaded. libjpeg steps over bytes that
+// are no markers, and may find another image behind them.
+static int has_size_of(const struct jpeg_decompress_struct *from, const uint8_t *data, size_t size) {
+    int width, height;
+    if (jpeg_size(data, size, &width, &height) != JPEG_OK) return 0;
+    return width == (int)from->image_width && height == (int)from->image_height;
+}
+
 static int run_transcoding(Transcoding *t, const uint8_t *data, size_t size, int restart) {
     prepare_errors(&t->errors);
     t->from.err = t->to.err = &t->errors.manager;
@@ -117,6 +125,7 @@ static int run_transcoding(Transcoding *t, const uint8_t *data, size_t size, int
     jpeg_read_header(&t->from, TRUE);
     if ((int64_t)t->from.image_width * t->from.image_height > MOST_PIXELS) return JPEG_UNSUPPORTED;
     t->is_ours = is_ours(&t->from);
+    if (!t->is_ours && !has_size_of(&t->from, data, size)) return JPEG_BROKEN;
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(&t->from);  // also of what is left as it is: is it whole?
     if (t->is_ours) {
         t->output.manager = (struct jpeg_destination_mgr){

@@ -84,6 +84,12 @@ static void order_fours(Taps *taps, int out) {
     }
 }
 
+// Whether a side lies in the image, and has pixels there: what tables can be made of.
+static int has_pixels(const Side *side) {
+    double end = side->begin + side->length;
+    return side->begin >= 0 && end <= side->whole && floor(side->begin) < ceil(end);
+}
+
 // Fills a table; `step` is how many pixels a sample of this plane is wide. Returns the memory after it.
 static int32_t *make_taps(Taps *taps, const Side *side, int step, int32_t *memory) {
     int low = (int)floor(side->begin), high = (int)ceil(side->begin + side->length);
@@ -164,7 +170,7 @@ int jpeg_resize(Workspace *space, const Planes *planes, const Resize *resize, ui
     Side x = {resize->x, resize->w, planes->width, resize->out_width, resize->flip, resize->antialias};
     Side y = {resize->y, resize->h, planes->height, resize->out_height, 0, resize->antialias};
     Work work;
-    int problem = prepare(space, planes, &x, &y, &work);
+    int problem = has_pixels(&x) && has_pixels(&y) ? prepare(space, planes, &x, &y, &work) : JPEG_WRONG_BOX;
     if (problem) return problem;
     size_t width = (size_t)resize->out_width, plane_bytes = width * (size_t)resize->out_height;
     int num_planes = planes->kind == PLANES_GREY ? 1 : 3;

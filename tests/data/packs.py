@@ -5,15 +5,30 @@ from typing import Any
 
 import numpy as np
 
+from shoal.data.loader import Loader
+from shoal.data.order import order
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.writer import pack
 from tests.data.pack.sources import jpeg, sample
+
+NUM_ROWS = 203
 
 
 def rows_pack(path: Path, num_rows: int, *, compression: Any = "none", part_bytes: float = 4000) -> Path:
     """Write a pack with columns of every kind but tokens and images, in several parts."""
     pack((sample(row) for row in range(num_rows)), path, compression=compression, part_bytes=part_bytes, report=Quiet())
     return path
+
+
+def labels(loader: Loader) -> list[list[int]]:
+    """Return the labels of each batch."""
+    return [batch["label"].tolist() for batch in loader]
+
+
+def expected(batch_size: int, *, epoch: int = 0, seed: int = 0) -> list[list[int]]:
+    """Return the same of a pack of `NUM_ROWS`, as an epoch has them."""
+    samples = order(NUM_ROWS, np.arange(NUM_ROWS), seed=seed, epoch=epoch).tolist()
+    return [samples[first : first + batch_size] for first in range(0, NUM_ROWS, batch_size)]
 
 
 def document(number: int, *, longest: int = 40) -> np.ndarray[Any, Any]:

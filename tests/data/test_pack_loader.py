@@ -11,15 +11,13 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.loader import Loader
-from shoal.data.order import order
 from shoal.data.pack.reader import Pack
 from shoal.data.stage.staged import in_place
 from shoal.data.view import View
 from shoal.spec.parts import cut
 from tests.data.pack.sources import sample
-from tests.data.packs import rows_pack
+from tests.data.packs import NUM_ROWS, expected, labels, rows_pack
 
-NUM_ROWS = 203
 UNEQUAL = (0.25, 0.25, 0.10, 0.4)
 SHARES = [(1.0,), (0.5, 0.5), (1 / 3,) * 3, UNEQUAL, (0.2,) * 5, (0.125,) * 8]
 
@@ -29,15 +27,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = rows_pack(tmp_path_factory.mktemp("packs") / "rows.pack", NUM_ROWS)
     assert len(Pack(path).manifest.parts) > 3
     return path
-
-
-def labels(loader: Loader) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in loader]
-
-
-def expected(batch_size: int, *, epoch: int = 0, seed: int = 0) -> list[list[int]]:
-    samples = order(NUM_ROWS, np.arange(NUM_ROWS), seed=seed, epoch=epoch).tolist()
-    return [samples[first : first + batch_size] for first in range(0, NUM_ROWS, batch_size)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 33, 500])
@@ -75,57 +64,6 @@ def test_a_block_shuffle_sees_each_sample_once_and_opens_few_blocks_at_a_time(ro
     assert seen != list(range(NUM_ROWS))
     for first in range(0, NUM_ROWS - 32, 32):
         assert len({row // 2 for row in seen[first : first + 32]}) <= 17  # 16 blocks, and perhaps the short one
-
-
-def test_resuming_at_every_batch_gives_all_that_follows(rows: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 29, "columns": ["label"], "seed": 1}
-    whole = labels(Loader(rows, **options, epochs=4))
-    per_epoch = len(Loader(rows, **options))
-    for taken in range(2 * per_epoch + 1):
-        loader = Loader(rows, **options, epochs=3)
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
-        resumed = Loader(rows, **options, threads=1 + taken % 3)
-        resumed.load_state_dict(state)
-        end = (taken // per_epoch + 1) * per_epoch
-        assert labels(resumed) == whole[taken:end], f"after {taken} batches"
-        assert labels(resumed) == whole[end : end + per_epoch], "and then the next epoch"
-
-
-def test_a_state_is_resumed_by_another_number_of_workers(rows: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 24, "columns": ["label"]}
-    first = Loader(rows, **options, shares=(0.5, 0.5), index=1)
-    for batch, _ in zip(first, range(3), strict=False):
-        assert len(batch["label"]) == 12
-    state = first.state_dict()
-    assert state["position"] == 4 * 24  # zip took a fourth before it saw the end
-    parts = []
-    for index in range(4):
-        worker = Loader(rows, **options, shares=UNEQUAL, index=index)
-        worker.load_state_dict(state)
-        parts.append(labels(worker))
-    assert [[*chain(*each)] for each in zip(*parts, strict=True)] == expected(24)[4:]
-
-
-def test_a_state_that_means_other_samples_is_refused(rows: Path) -> None:
-    state = Loader(rows, batch_size=8).state_dict()
-    with pytest.raises(ConfigError, match=r"taken with seed=0, but this loader has seed=1"):
-        Loader(rows, batch_size=8, seed=1).load_state_dict(state)
-    with pytest.raises(ConfigError, match=r"taken with num_samples=203"):
-        Loader([1, 2, 3], batch_size=1).load_state_dict(state)
-    with pytest.raises(ConfigError, match=r"stands at sample 12 of its epoch, which is no multiple of batch_size=8"):
-        Loader(rows, batch_size=8).load_state_dict({**state, "position": 12})
-    with pytest.raises(ConfigError, match=r"no state of a shoal.Loader"):
-        Loader(rows, batch_size=8).load_state_dict({"epoch": 1})
-
-
-def test_breaking_off_goes_on_with_the_next_epoch_as_a_dataloader_does(rows: Path) -> None:
-    loader = Loader(rows, batch_size=50, columns=["label"])
-    next(iter(loader))
-    assert labels(loader) == expected(50, epoch=1)
-    assert loader.epoch == 2
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", {"x": "zstd", "text": "lz4", "words": "zstd", "label": "none"}])
@@ -254,6 +192,11 @@ def test_what_cannot_be_is_refused_in_one_sentence(rows: Path) -> None:
         ({"batch_size": 5, "shares": (0.5, 0.6), "index": 0}, r"shares are fractions of 1"),
         ({"batch_size": 5, "prefetch": "some"}, r"prefetch='some'"),
         ({"batch_size": 5, "window": 9}, r"needs one column of tokens"),
+        ({"batch_size": 5, "stride": 9}, r"stride and with_documents are for windows of tokens"),
+        ({"batch_size": 5, "with_documents": True}, r"stride and with_documents are for windows of tokens"),
+        ({"batch_size": 5, "block_rows": 0}, r"Loader\(block_rows=0\) must be a whole number of at least 1"),
+        ({"batch_size": 5, "threads": -1}, r"Loader\(threads=-1\) must be a whole number of at least 1"),
+        ({"batch_size": 5, "device": "meta"}, r"Loader\(device='meta'\): batches go to cpu or cuda"),
     ]:
         with pytest.raises(ConfigError, match=sentence):
             Loader(rows, **options)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Maps that are filled ahead."""
 
+import gc
 import mmap
 import threading
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.data.loading import warm
+from shoal.data.loader import Loader
+from shoal.data.loading import tables, warm
+from shoal.data.pack.progress import Quiet
+from shoal.data.pack.writer import pack
 
 
 def test_filling_a_map_leaves_it_as_it_is_and_in_memory(tmp_path: Path) -> None:
@@ -27,10 +31,30 @@ def test_a_warmer_takes_what_there_is_room_for_and_ends(monkeypatch: pytest.Monk
     monkeypatch.setattr(warm, "_IDLE_S", 0.01)
     monkeypatch.setattr(warm, "fill", lambda array: filled.append(array.nbytes >> 20))
     warmer = warm.Warmer()
-    for megabytes in (30, 20, 1, 8):
-        warmer.add(np.empty(megabytes << 20, np.uint8))
+    arrays = [np.empty(megabytes << 20, np.uint8) for megabytes in (30, 20, 1, 8)]
+    for array in arrays:
+        warmer.add(array)
     thread = warmer._thread
     assert isinstance(thread, threading.Thread)
     thread.join(timeout=30)
     assert not thread.is_alive()
     assert filled == [30, 8], "20 MB are more than half of 80 less 30, and 1 MB is not worth it"
+    assert warmer.left_bytes == 2 << 20
+    del array, arrays
+    gc.collect()
+    assert warmer.left_bytes == 40 << 20, "what nobody maps any more has been given back"
+
+
+def test_loaders_that_come_and_go_leave_the_warmer_what_it_may_fill(tmp_path: Path) -> None:
+    rows = ({"x": np.zeros(1 << 20, np.float32)} for _ in range(4))
+    pack(rows, tmp_path / "a.pack", compression="none", report=Quiet())
+    before = tables._WARMER.left_bytes
+    for _ in range(3):
+        loader = Loader(tmp_path / "a.pack", batch_size=1)
+        assert len([*loader]) == 4
+        del loader
+        warming = tables._WARMER._thread
+        if warming is not None:
+            warming.join(timeout=30)  # it holds what it fills
+        gc.collect()
+        assert tables._WARMER.left_bytes == before

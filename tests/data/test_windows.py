@@ -1,5 +1,7 @@
 """Token streams as samples, beside slices of the documents."""
 
+import json
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.loader import Loader
+from shoal.data.pack.check import check_pack
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.writer import pack
@@ -87,6 +90,40 @@ def test_documents_longer_than_a_row_are_cut(tokens: Path) -> None:
         if number >= 0
     ]
     assert kept == [int(token) for n in range(NUM_DOCUMENTS) for token in document(n)]
+
+
+def test_no_part_is_waited_for_before_a_row_of_it_is_read(tokens: Path) -> None:
+    asked: list[int] = []
+
+    def locate(part: int, name: str) -> Path:
+        asked.append(part)
+        return tokens / name
+
+    view = View(Pack(tokens, locate=locate), window=512, pack_documents=True)
+    assert asked == []
+    assert len(view) == len(Pack(tokens).manifest.parts), "each part fills a row of 512"
+    for number, part in enumerate(streams(tokens)):
+        assert view[number]["tokens"].tolist() == [token for token, _, _ in part] + [0] * (512 - len(part))
+        assert set(asked) == set(range(number + 1))
+    other = View(Pack(tokens, locate=locate), window=500, pack_documents=True)  # which the manifest does not know
+    assert len(other) == len(view)
+    for row in range(len(view)):
+        assert other[row]["tokens"].tolist() == view[row]["tokens"][:500].tolist()
+
+
+def test_rows_that_the_manifest_counts_wrongly_are_named(tokens: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokens, tmp_path / "a.pack")
+    said = json.loads((tmp_path / "a.pack" / "manifest.json").read_text())
+    assert said["row_widths"][0] == 512
+    assert said["parts"][1]["packed_rows"]["tokens"][0] == 1
+    said["parts"][1]["packed_rows"]["tokens"][0] = 7
+    (tmp_path / "a.pack" / "manifest.json").write_text(json.dumps(said))
+    view = View(tmp_path / "a.pack", window=512, pack_documents=True)
+    assert view[0]["tokens"].any()
+    with pytest.raises(DataError, match=r"part 00001 of .* fills 1 rows of 512 tokens, but the manifest says 7"):
+        view[1]
+    (problem,) = check_pack(tmp_path / "a.pack")
+    assert "column 'tokens' fills 1 rows of 512 tokens, but the manifest says 7" in str(problem)
 
 
 @pytest.mark.parametrize("options", [{"window": 9}, {"window": 30, "pack_documents": True}])

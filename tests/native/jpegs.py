@@ -1,6 +1,7 @@
 """JPEGs for the tests: photograph-like noise in every kind of file."""
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,18 @@ def _encode_440(pixels: Pixels, quality: int) -> bytes:
     jpeg[frame + 5 : frame + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
     jpeg[frame + 11] = 0x12
     return bytes(jpeg)
+
+
+def two_sizes(width: int, height: int) -> bytes:
+    """Return a file that hides one of 16x16 pixels, which libjpeg finds, in a marker that is none, `FF 00`.
+
+    Whoever takes that for a marker with a length steps over the small image, and reads the large size behind it.
+    """
+    small = encode(picture(16, 16), progressive=True)[2:]
+    planes = bytes([1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1])
+    frame = struct.pack(">HHBHHB", 0xFFC2, 17, 8, height, width, 3) + planes
+    scan = struct.pack(">HHB", 0xFFDA, 12, 3) + bytes([1, 0, 2, 0x11, 3, 0x11, 0, 63, 0]) + bytes(8)
+    return b"\xff\xd8\xff\x00" + struct.pack(">H", len(small) + 2) + small + frame + scan + b"\xff\xd9"
 
 
 def reference(jpeg: bytes) -> Pixels:

@@ -2,8 +2,11 @@
 
 import ctypes
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from shoal.core.errors import DataError
 from shoal.native import jpeg, jpeg_restart
 from shoal.native.jpeg_library import whole_decoder
 from shoal.native.library import library
-from tests.native.jpegs import encode, picture, reference
+from tests.native.jpegs import column, encode, picture, reference, two_sizes
 
 SAMPLINGS = ["4:2:0", "4:2:2", "4:4:4", "4:4:0", "grey"]
 
@@ -135,6 +138,32 @@ def test_what_is_cut_short_or_damaged_is_an_error() -> None:
         jpeg.transcode(original, -1)
 
 
+def test_a_file_that_hides_another_image_is_refused_wherever_it_is_read() -> None:
+    hostile, row, out = two_sizes(1600, 1600), np.zeros(1, np.int64), np.zeros((1, 3, 64, 64), np.uint8)
+    assert reference(hostile).shape == (16, 16, 3), "libjpeg finds the small one"
+    with pytest.raises(DataError, match="cannot be packed"):
+        jpeg.transcode(hostile)
+    with pytest.raises(DataError, match="has no size"):
+        jpeg.size_of(hostile)
+    with pytest.raises(DataError, match="cannot be decoded"):
+        jpeg.decode(hostile, None, (1200, 1200, 100, 100))
+    box = np.array([[1000.0, 1000.0, 300.0, 300.0]])
+    said = jpeg.crop_resize_batch(*column([hostile]), None, None, None, row, box, None, out, antialias=True)
+    assert list(said) == [0]
+
+
+def test_a_whole_decode_of_another_size_than_the_header_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode_small(data: int, size: int, room: int, planes: Any) -> int:
+        planes[1] = planes[2] = 16  # its width and height
+        return 0
+
+    arguments = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+    small = ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(decode_small)
+    monkeypatch.setattr(jpeg, "whole_decoder", lambda: ctypes.cast(small, ctypes.c_void_p))
+    with pytest.raises(DataError, match="cannot be decoded"):
+        jpeg.decode(encode(picture(80, 60), progressive=True), None, (40, 30, 20, 20))
+
+
 def test_a_wrong_index_or_box_is_an_error() -> None:
     cut, index = jpeg.transcode(encode(picture(120, 90)))
     other = jpeg.transcode(encode(picture(120, 90, seed=1)))[1]
@@ -170,7 +199,20 @@ def test_without_the_library_pillow_gives_the_same_pixels(monkeypatch: pytest.Mo
 
 
 def test_damaged_files_and_indexes_are_refused_and_never_crash() -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.native.fuzz_jpegs", "3000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert _refused("3000") > 3000
+
+
+def test_sanitizers_find_nothing_where_damaged_files_are_read() -> None:
+    compiler = os.environ.get("CC", "cc")
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    if not Path(runtime.stdout.strip()).is_absolute():
+        pytest.skip(f"{compiler} has no sanitizers")
+    assert _refused("600", "--sanitize") > 600
+
+
+def _refused(*arguments: str) -> int:
+    """Return how often damaged files were refused; a crash is an error."""
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.native.fuzz_jpegs", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[2]) > 3000, done.stdout
+    return int(done.stdout.split()[2])

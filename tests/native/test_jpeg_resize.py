@@ -1,6 +1,7 @@
 """Batches of crops: the same through segments and whole decodes, and near to torch's interpolate on RGB."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -159,3 +160,24 @@ def test_without_the_library_pillow_and_numpy_come_near(monkeypatch: pytest.Monk
     monkeypatch.setattr(jpeg, "library", lambda: None)
     assert jpeg.crop_resize_batch(*columns, None, row, box, flips, out[1]) == {}
     assert np.abs(out[0].astype(int) - out[1]).mean() < 0.5  # colours are converted, and cut to 0..255, before resizing
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "PNG", "BMP", "WEBP"])
+def test_damaged_images_of_other_formats_are_read_or_said_to_be_damaged(kind: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    whole = np.frombuffer(file.getvalue(), dtype=np.uint8)
+    draw = np.random.default_rng(1)
+    refused = 0
+    for _ in range(300):
+        data = whole[: draw.integers(1, len(whole) + 1)].copy()
+        for at in draw.integers(0, min(len(data), 200), 3):
+            data[at] = draw.integers(256)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                jpeg_fallback.decode(data)
+            except DataError:
+                refused += 1
+    assert refused > 20

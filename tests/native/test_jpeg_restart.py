@@ -12,6 +12,7 @@ from shoal.core.errors import DataError
 from shoal.native import jpeg, jpeg_restart
 from shoal.native.jpeg_library import UNSUPPORTED
 from shoal.native.jpeg_restart import Cuts
+from tests.native.fuzz_jpegs import damaged
 from tests.native.jpegs import encode, picture, reference
 
 SAMPLINGS = ["4:2:0", "4:2:2", "4:4:4", "4:4:0", "grey"]
@@ -165,6 +166,42 @@ def test_many_images_at_once_come_out_as_each_by_itself() -> None:
         found = values[offsets[place] : offsets[place + 1]].tobytes()
         of_it = index[index_offsets[place] : index_offsets[place + 1]].tobytes()
         assert (found, of_it) == ((b"stored instead", b"its index") if at == 7 else cut_alone(images[at], 2))
+
+
+def test_damaged_images_do_not_change_those_beside_them() -> None:
+    random = np.random.default_rng(0)
+    whole = [encode(picture(90 + at, 70, seed=at), SAMPLINGS[at % 5], optimize=at % 2 == 0) for at in range(30)]
+    images = [damaged(image, random) if at % 3 else image for at, image in enumerate(whole)]
+    for portable in (False, True):
+        cuts = Cuts(images, 2, portable=portable)
+        (values, offsets), (index, index_offsets) = cuts.collect(np.arange(len(images)))
+        assert len(cuts.left) >= 5
+        for at, image in enumerate(images):
+            alone = Cuts([image], 2, portable=not portable)
+            assert cuts.left.get(at) == alone.left.get(0)
+            (one, _), (one_index, _) = alone.collect(np.zeros(1, np.int64))
+            assert values[offsets[at] : offsets[at + 1]].tobytes() == one.tobytes()
+            assert index[index_offsets[at] : index_offsets[at + 1]].tobytes() == one_index.tobytes()
+
+
+def test_large_and_small_images_in_one_call_are_each_cut_as_alone() -> None:
+    sizes = [(700, 500), (9, 9), (16, 16), (1, 1), (650, 8), (8, 650), (33, 17), (300, 300), (17, 1)]
+    images = [encode(picture(*size, seed=at), quality=100 if at % 2 else 40) for at, size in enumerate(sizes)]
+    cuts = Cuts(images, 2)
+    assert not cuts.left
+    (values, offsets), (index, index_offsets) = cuts.collect(np.arange(len(images)))
+    for at, image in enumerate(images):
+        cut, of_it = values[offsets[at] : offsets[at + 1]].tobytes(), index[index_offsets[at] : index_offsets[at + 1]]
+        assert (cut, of_it.tobytes()) == cut_alone(image, 2)
+        assert np.array_equal(jpeg.decode(cut, of_it.tobytes()), reference(image))
+
+
+def test_blocks_that_fill_all_coefficients_end_without_saying_so() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    original = encode(noise, "4:4:4", 100)
+    cut, index = cut_alone(original, 1)
+    assert np.array_equal(jpeg.decode(cut, index), reference(original))
+    assert (cut, index) == cut_alone(original, 1, portable=True)
 
 
 def test_images_may_also_be_none() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from shoal.core.errors import DataError
 from shoal.native import tokens
@@ -12,11 +13,24 @@ from shoal.native.gather import Parts
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=40)
 
 
+def filled(offsets: NDArray[np.int64], width: int) -> list[int]:
+    """Return where each row begins, and where the last ends, by asking for every row."""
+    count, marks = tokens.mark_rows(offsets, width)
+    part = np.ones(count, dtype=np.int32)
+    begin, end = tokens.rows_at(Parts([None, offsets]), Parts([None, marks]), part, np.arange(count), width)
+    assert count == tokens.count_rows(offsets, width)
+    assert begin[1:].tolist() == end[:-1].tolist()
+    return [*begin.tolist(), int(offsets[-1])]
+
+
 @given(lengths=lengths, width=st.integers(1, 40))
 def test_rows_are_filled_alike_in_c_and_in_python(lengths: list[int], width: int) -> None:
     offsets = np.array([0, *np.cumsum(lengths)], dtype=np.int64)
-    rows = tokens.fill_rows(offsets, width)
+    rows = np.array(filled(offsets, width))
     assert rows.tolist() == [*tokens._fill_plainly(offsets.tolist(), width), offsets[-1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "library", lambda: None)
+        assert filled(offsets, width) == rows.tolist()
     assert (np.diff(rows) <= width).all()
     assert (np.diff(rows) > 0).all()
     assert sum(np.diff(rows)) == offsets[-1]
@@ -27,7 +41,19 @@ def test_rows_are_filled_alike_in_c_and_in_python(lengths: list[int], width: int
 
 
 def test_the_worked_example() -> None:
-    assert tokens.fill_rows(np.array([0, 3, 7, 9, 18]), 6).tolist() == [0, 3, 9, 15, 18]
+    assert filled(np.array([0, 3, 7, 9, 18]), 6) == [0, 3, 9, 15, 18]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_row_that_is_not_there_is_refused(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(tokens, "library", lambda: None)
+    offsets = np.arange(0, 1000, 7)
+    count, marks = tokens.mark_rows(offsets, 10)
+    assert count > tokens.EVERY
+    for part, row in [(0, count), (0, -1), (0, 10**6), (1, 0), (-1, 0)]:
+        with pytest.raises(DataError, match=rf"row {row} of 10 tokens is not in part {part}"):
+            tokens.rows_at(Parts([offsets]), Parts([marks]), np.array([part], np.int32), np.array([row]), 10)
 
 
 @given(lengths=lengths, width=st.integers(1, 20), data=st.data())
@@ -59,4 +85,4 @@ def test_what_leaves_its_part_is_refused(is_compiled: bool, monkeypatch: pytest.
                 position=out.copy(),
             )
     with pytest.raises(DataError, match="decrease"):
-        tokens.fill_rows(np.array([0, 5, 3]), 4)
+        tokens.mark_rows(np.array([0, 5, 3]), 4)

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shoal.data.loading.patience import Arriving
 from shoal.data.loading.slot import Slot
 from shoal.data.order import Indices, Order
 from shoal.data.partition import Schedule
+from shoal.data.sampled import SampledOrder
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Reader(Protocol):
     """What makes batches of samples."""
 
     num_samples: int
+    arriving: Arriving | None
+    """Of data that is being staged: whether it still arrives."""
 
     def batches_at_once(self, batch_samples: int) -> int:
         """Return how many batches of this size are worth one call."""
@@ -48,7 +52,7 @@ class Reader(Protocol):
         """Return the batches of `chunk`; what is in the slot is theirs until it is filled again."""
 
 
-def chunk_loader(reader: Reader, schedule: Schedule, order: Order) -> Load:
+def chunk_loader(reader: Reader, schedule: Schedule, order: Order | SampledOrder) -> Load:
     """Return what loads the batches of some steps: a pure function of them, called by any thread or process."""
 
     def load(steps: range, slot: Slot) -> Loaded:

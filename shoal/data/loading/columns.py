@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from shoal.data.loading.ring import Gathered
 from shoal.data.loading.slot import Slot
 from shoal.data.loading.tables import Found, Maps, open_table
 from shoal.data.order import Indices
+from shoal.data.pack.damaged import is_shape, text_of, wrong_shape
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.schema import Column, stored_dtype
 from shoal.native.gather import gather_bytes, gather_parts
@@ -88,7 +90,7 @@ class RaggedColumn:
             raise ConfigError(f"ragged={form!r} is none of {', '.join(RAGGED)}.")
         if form != "list" and column.ndim > 1:
             raise ConfigError(f"ragged={form!r} is for one dimension; column {column.name!r} has {column.ndim}.")
-        self._name, self._form = column.name, form
+        self._path, self._name, self._form = pack.path, column.name, form
         self._dtype: torch.dtype = getattr(torch, column.dtype)
         self._table = open_table(pack, column.name, compression=column.compression)
         self._shapes = None
@@ -107,7 +109,11 @@ class RaggedColumn:
         rows: Sequence[torch.Tensor] = cut_tensor(tensor, np.diff(offsets).tolist())
         if self._shapes is not None:
             shapes, bounds = _variable(self._shapes.find(request.part, request.row))
-            rows = [row.view(shapes[a:b].tolist()) for row, (a, b) in zip(rows, pairwise(bounds.tolist()), strict=True)]
+            each = [shapes[a:b].tolist() for a, b in pairwise(bounds.tolist())]
+            for row, shape, sample in zip(rows, each, request.samples.tolist(), strict=True):
+                if not is_shape(shape, len(row)):
+                    raise wrong_shape(shape, len(row), _named(self._path, sample, self._name))
+            rows = [row.view(shape) for row, shape in zip(rows, each, strict=True)]
         return {self._name: cut_list(rows, request.sizes)}
 
     def _packed(self, tensor: torch.Tensor, offsets: Indices, sizes: Sequence[int]) -> Mapping[str, Sequence[Any]]:
@@ -132,7 +138,7 @@ class BytesColumn:
     """Texts and bytes: a list of str or bytes a batch."""
 
     def __init__(self, pack: Pack, column: Column) -> None:
-        self._name, self._is_text = column.name, column.kind == "text"
+        self._path, self._name, self._is_text = pack.path, column.name, column.kind == "text"
         self._table = open_table(pack, column.name, compression=column.compression)
         self.sample_bytes = 1024
 
@@ -141,9 +147,18 @@ class BytesColumn:
         values, offsets = _variable(self._table.find(request.part, request.row))
         whole = values.tobytes()
         rows: list[Any] = [whole[a:b] for a, b in pairwise(offsets.tolist())]
-        if self._is_text:
-            rows = [row.decode() for row in rows]
-        return {self._name: cut_list(rows, request.sizes)}
+        return {self._name: cut_list(self._texts(rows, request) if self._is_text else rows, request.sizes)}
+
+    def _texts(self, rows: list[bytes], request: Request) -> list[str]:
+        try:
+            return [row.decode() for row in rows]
+        except UnicodeDecodeError:
+            samples = request.samples.tolist()
+            return [text_of(row, _named(self._path, at, self._name)) for row, at in zip(rows, samples, strict=True)]
+
+
+def _named(path: Path, sample: int, column: str) -> str:
+    return f"sample {sample} of {path}, column {column!r}"
 
 
 def _variable(found: Found) -> tuple[NDArray[Any], Indices]:

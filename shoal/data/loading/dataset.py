@@ -9,7 +9,9 @@ from torch.utils.data import default_collate
 
 from shoal.core.errors import DataError
 from shoal.data.loading.chunk import Chunk
+from shoal.data.loading.patience import Arriving
 from shoal.data.loading.slot import Slot
+from shoal.spec.call import plain
 
 
 class DatasetReader:
@@ -22,7 +24,9 @@ class DatasetReader:
         collate: Callable[[list[Any]], Any] | None = None,
         finish: Callable[[Any, Chunk, int], Any] | None = None,
         index: int = 0,
+        arriving: Arriving | None = None,
     ) -> None:
+        self.arriving = arriving
         self._data, self._collate, self._finish, self._index = data, collate or default_collate, finish, index
         self.num_samples = len(data)
 
@@ -46,17 +50,22 @@ class DatasetReader:
             items = self._guarded(self._data.__getitems__, samples, _listed(samples), step)
         else:
             items = [self._guarded(self._data.__getitem__, i, f"sample {i}", step) for i in samples]
-        return self._guarded(self._collate, items, f"the batch of {_listed(samples)}", step)
+        return plain(self._guarded(self._collate, items, f"the batch of {_listed(samples)}", step))
 
     def _guarded(self, load: Callable[[Any], Any], argument: Any, what: str, step: int) -> Any:
-        try:
-            return load(argument)
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise DataError(
-                f"{what} cannot be loaded for step {step} on worker {self._index}: "
-                f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})."
-            ) from error
+        return guarded(load, argument, what, step, self._index)
+
+
+def guarded(load: Callable[[Any], Any], argument: Any, what: str, step: int, index: int) -> Any:
+    """Return `load(argument)`; its errors say of what, for which step and worker `index` it was."""
+    try:
+        return load(argument)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{what} cannot be loaded for step {step} on worker {index}: "
+            f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})."
+        ) from error
 
 
 def _listed(samples: list[int]) -> str:

@@ -1,10 +1,11 @@
 """From the host's memory to a GPU's, beside the computation: on a stream of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from shoal.core.errors import ConfigError
 from shoal.data.loading.chunk import Load, Loaded
 from shoal.data.loading.slot import Slot
 
@@ -14,6 +15,10 @@ class Sender:
 
     def __init__(self, device: torch.device | str | None) -> None:
         self._device = torch.device(device or "cpu")
+        if self._device.type not in ("cpu", "cuda"):
+            raise ConfigError(
+                f"Loader(device={str(device)!r}): batches go to cpu or cuda. Leave it out, and move them."
+            )
         if self.is_needed and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self._device) if self.is_needed else None  # type: ignore[no-untyped-call]
@@ -43,6 +48,13 @@ class Sender:
             slot.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             slot.sent.record(self._stream)
         return Loaded(loaded.chunk, batches, slot.sent)
+
+    def send_each(self, chunks: Iterable[Loaded]) -> Iterator[Loaded]:
+        """Yield chunks on the device, whose memory on the host is filled again when the next one is asked for."""
+        for loaded in chunks:
+            slot = Slot()
+            yield self.send(loaded, slot)
+            slot.wait()
 
     def receive(self, loaded: Loaded) -> Sequence[Any]:
         """Have the stream that computes wait until the batches are there, and return them."""

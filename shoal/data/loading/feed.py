@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from shoal.core.errors import DataError
 from shoal.data.loading.chunk import Load, Loaded
 from shoal.data.loading.pace import Pace
+from shoal.data.loading.patience import Patience
 from shoal.data.loading.slot import Slot
 
 
@@ -23,6 +25,7 @@ class _Done:
     result: Loaded | BaseException
     slot: Slot
     load_s: float
+    load_cpu_s: float
 
 
 class Feed:
@@ -37,12 +40,12 @@ class Feed:
         pace: Pace,
         new_slot: Callable[[], Slot] = Slot,
         reuse: bool = True,
-        timeout_s: float = 600.0,
+        patience: Patience,
         who: str = "",
     ) -> None:
         self._work, self._load, self._pace = work, load, pace
         self._new_slot, self._reuse = new_slot, reuse
-        self._timeout_s, self._who = timeout_s, who
+        self._patience, self._who = patience, who
         self._lock = threading.Lock()
         self._due = threading.Condition(self._lock)  # for threads: there may be something to load
         self._ready = threading.Condition(self._lock)  # for the one who asks: the chunk is there
@@ -67,7 +70,11 @@ class Feed:
                 yield done.result
                 end = time.perf_counter()
                 self._pace.note(
-                    batches=len(done.result.batches), waited_s=given - begin, used_s=end - given, load_s=done.load_s
+                    batches=len(done.result.batches),
+                    waited_s=given - begin,
+                    used_s=end - given,
+                    load_s=done.load_s,
+                    load_cpu_s=done.load_cpu_s,
                 )
                 begin = time.perf_counter()
                 self._give_back(done.slot)
@@ -80,13 +87,10 @@ class Feed:
             number = self._asked
             self._asked += 1
             self._due.notify()
-            arrived = self._ready.wait_for(
-                lambda: number in self._done or number == self._count, timeout=self._timeout_s
-            )
-            if not arrived:
-                raise DataError(
-                    f"the dataset has delivered nothing{self._who} for {self._timeout_s:g} s (timeout_s)."
-                ) from None
+            is_there = partial(self._ready.wait_for, lambda: number in self._done or number == self._count)
+            if not self._patience.lasts(is_there):
+                timeout_s = self._patience.timeout_s
+                raise DataError(f"the dataset has delivered nothing{self._who} for {timeout_s:g} s (timeout_s).")
             return self._done.pop(number, None)
 
     def _give_back(self, slot: Slot) -> None:
@@ -97,14 +101,16 @@ class Feed:
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             number, steps, slot = taken
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.thread_time()
             result: Loaded | BaseException
             try:
                 slot.wait()
                 result = self._load(steps, slot)
             except BaseException as error:  # whatever it is, it belongs to the worker, not to this thread
                 result = error
-            done = _Done(result, slot, time.perf_counter() - begin)
+            end = time.perf_counter()
+            done = _Done(result, slot, end - begin, time.thread_time() - begin_cpu)
+            self._pace.last_loads.append((threading.get_ident(), begin, end))
             with self._lock:
                 self._done[number] = done
                 if number == self._asked - 1:  # others are not waited for yet
@@ -119,7 +125,7 @@ class Feed:
             try:
                 steps = next(self._work, None)
             except BaseException as error:
-                self._done[self._begun] = _Done(error, Slot(), 0.0)
+                self._done[self._begun] = _Done(error, Slot(), 0.0, 0.0)
                 steps = None
             if steps is None:
                 self._count = self._begun

@@ -40,6 +40,12 @@ class Report:
     threads: int
     ahead: int
     """How many chunks were loaded ahead in the end; 0: only when asked for."""
+    load_cpu_s: float = 0.0
+    """How long they computed meanwhile: what is left of `load_s` is waiting, as for storage."""
+    chunk_batches: float = 1.0
+    """How many batches a chunk has, in the mean."""
+    last_loads: tuple[tuple[int, float, float], ...] = ()
+    """Of the last chunks: which thread loaded it, and from when to when (time.perf_counter)."""
 
     @property
     def waiting(self) -> float:
@@ -87,13 +93,20 @@ class Pace:
         self._at_first = at_first
         self._slow = 0
         self._batches = 0
-        self._waited_s = self._used_s = self._load_s = 0.0
+        self._waited_s = self._used_s = self._load_s = self._load_cpu_s = 0.0
+        self._chunks = 0
+        self.last_loads: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)
+        """Appended to by the threads that load: which thread, from when to when."""
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         """How long loading and using each of the last chunks took."""
 
-    def note(self, *, batches: int, waited_s: float, used_s: float, load_s: float, chunks: int = 1) -> None:
+    def note(
+        self, *, batches: int, waited_s: float, used_s: float, load_s: float, load_cpu_s: float = 0.0, chunks: int = 1
+    ) -> None:
         """Learn from one chunk of `batches`, or from several."""
         self._batches += batches
+        self._chunks += chunks
+        self._load_cpu_s += load_cpu_s
         self._waited_s += waited_s
         self._used_s += used_s
         self._load_s += load_s
@@ -127,4 +140,7 @@ class Pace:
             load_s=self._load_s,
             threads=self._threads,
             ahead=self.ahead,
+            load_cpu_s=self._load_cpu_s,
+            chunk_batches=self._batches / max(1, self._chunks),
+            last_loads=tuple(self.last_loads),
         )

@@ -17,15 +17,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
 import torch
 
-from shoal.core.errors import DataError, ShoalError
+from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.data.loading.chunk import Load, Loaded
 from shoal.data.loading.pace import Pace
+from shoal.data.loading.patience import Patience
 from shoal.data.loading.shared import SharedSlot, dump, shared_memory
 from shoal.data.loading.shared import load as load_shared
 
@@ -38,10 +39,15 @@ class ProcessFeed:
     """What `load` makes of each of `work()`, once. The processes end with the iteration."""
 
     def __init__(
-        self, work: Callable[[], Iterator[range]], load: Load, *, workers: int, pace: Pace, timeout_s: float
+        self, work: Callable[[], Iterator[range]], load: Load, *, workers: int, pace: Pace, patience: Patience
     ) -> None:
-        self._work, self._load, self._pace, self._timeout_s = work, load, pace, timeout_s
+        self._work, self._load, self._pace, self._patience = work, load, pace, patience
         self._workers = workers
+        if current_process().daemon:
+            raise ConfigError(
+                f"{workers} loading processes were asked for in a daemonic process, which can have no children. Start "
+                "it with daemon=False, or load by threads."
+            )
         # The slot that is in use, and those that are filled meanwhile.
         self._slots = 1 + max(1, -(-pace.ahead // workers))
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,11 +63,16 @@ class ProcessFeed:
             for number, _ in enumerate(self._work()):
                 process = processes[number % self._workers]
                 begin = time.perf_counter()
-                loaded, slot, load_s = process.take(self._timeout_s)
+                loaded, slot, (load_s, load_cpu_s) = process.take(self._patience)
                 given = time.perf_counter()
                 yield loaded
-                used_s = time.perf_counter() - given
-                self._pace.note(batches=len(loaded.batches), waited_s=given - begin, used_s=used_s, load_s=load_s)
+                self._pace.note(
+                    batches=len(loaded.batches),
+                    waited_s=given - begin,
+                    used_s=time.perf_counter() - given,
+                    load_s=load_s,
+                    load_cpu_s=load_cpu_s,
+                )
                 process.give_back(slot)
         finally:
             for process in processes:
@@ -79,7 +90,8 @@ class _Process:
         arguments = (work, load, theirs, self._pipe, self._memories)
         self._process = ForkProcess(target=_serve, args=arguments, name="shoal-loader", daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of locks that another thread may hold at this moment. The child takes none of ours.
+            # Python 3.12 warns of locks that another thread may hold at this moment. Those that the child takes are
+            # free in it (core/fork_lock.py).
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         atexit.register(self._process.kill)  # multiprocessing's own way, SIGTERM, is not heard by it
@@ -87,11 +99,11 @@ class _Process:
         for slot in range(slots):
             self.give_back(slot)
 
-    def take(self, timeout_s: float) -> tuple[Loaded, int, float]:
-        """Return the next chunk, the slot that it is in, and how long it took."""
+    def take(self, patience: Patience) -> tuple[Loaded, int, tuple[float, float]]:
+        """Return the next chunk, the slot that it is in, and how long loading took, and computing for it."""
         try:
-            if not self._pipe.poll(timeout_s):
-                raise DataError(f"a loading process has delivered nothing for {timeout_s:g} s (timeout_s).")
+            if not patience.lasts(self._pipe.poll):
+                raise DataError(f"a loading process has delivered nothing for {patience.timeout_s:g} s (timeout_s).")
             slot = self._pipe.recv_bytes()[0]
             message = self._pipe.recv_bytes()
         except (EOFError, ConnectionError):
@@ -99,8 +111,8 @@ class _Process:
             raise DataError(f"a loading process ended by itself ({_cause(self._process.exitcode)}).") from None
         if slot == _FAILED:
             raise DataError(message.decode())
-        loaded, load_s = load_shared(message, self._memories[slot])
-        return loaded, slot, load_s
+        loaded, seconds = load_shared(message, self._memories[slot])
+        return loaded, slot, seconds
 
     def give_back(self, slot: int) -> None:
         """Let the process fill a slot again."""
@@ -145,11 +157,11 @@ def _serve(work: Iterator[range], load: Load, pipe: Connection, theirs: Connecti
 
 
 def _loaded(load: Load, steps: range, slot: int, memory: mmap.mmap) -> tuple[int, bytes]:
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     try:
         shared = SharedSlot(memory)
         loaded = load(steps, shared)
-        return slot, dump((loaded, time.perf_counter() - begin), shared)
+        return slot, dump((loaded, (time.perf_counter() - begin, time.process_time() - begin_cpu)), shared)
     except ShoalError as error:
         return _FAILED, str(error).encode()
     except BaseException as error:

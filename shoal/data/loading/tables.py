@@ -1,12 +1,12 @@
 """Where the rows of a pack's column lie in memory: in the maps of its parts, or in blocks that were decompressed."""
 
-import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.fork_lock import ForkLock
 from shoal.data.loading.warm import Warmer
 from shoal.data.order import Indices, Order
 from shoal.data.pack.reader import Pack
@@ -58,7 +58,7 @@ class Maps:
         count = len(pack.manifest.parts)
         self._values, self._offsets = Parts([None] * count), Parts([None] * count)
         self._is_mapped = np.zeros(count, dtype=bool)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def find(self, part: NDArray[np.int32], row: Indices) -> Found:
         """Return the rows as they are: in the parts."""
@@ -91,7 +91,7 @@ class Blocks:
         self._block_rows = pack.block_rows(column)
         self._kept: OrderedDict[tuple[int, int], tuple[NDArray[Any], Indices | None]] = OrderedDict()
         self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def find(self, part: NDArray[np.int32], row: Indices) -> Found:
         """Return the rows in the blocks that hold them, which are decompressed if need be."""

@@ -10,11 +10,14 @@ import ctypes
 import mmap
 import queue
 import threading
+import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.fork_lock import ForkLock
 from shoal.core.host import memory_bytes
 
 _POPULATE_READ, _WILL_NEED = 22, 3  # Linux's numbers; the first is known since 5.14
@@ -28,20 +31,28 @@ class Warmer:
     def __init__(self) -> None:
         self._arrays: queue.SimpleQueue[NDArray[Any]] = queue.SimpleQueue()
         self._left_bytes = _free_bytes() // 2
-        self._lock = threading.Lock()
+        self._given_back: deque[int] = deque()  # a finalizer may run anywhere: it must not wait for a lock
+        self._lock = ForkLock()
         self._thread: threading.Thread | None = None
 
     @property
     def left_bytes(self) -> int:
-        """How much more it would fill."""
+        """How much more it would fill: what nobody maps any more may be filled again."""
+        with self._lock:
+            return self._settled()
+
+    def _settled(self) -> int:
+        while self._given_back:
+            self._left_bytes += self._given_back.popleft()
         return self._left_bytes
 
     def add(self, array: NDArray[Any]) -> None:
         """Fill the memory that `array`, a view of a map, lies in; nothing if there is no room for it."""
         with self._lock:
-            if array.nbytes < _PIECE_BYTES or array.nbytes > self._left_bytes:
+            if array.nbytes < _PIECE_BYTES or array.nbytes > self._settled():
                 return  # small ones are filled soon enough by those who read them
             self._left_bytes -= array.nbytes
+            weakref.finalize(array, self._given_back.append, array.nbytes).atexit = False
             self._arrays.put(array)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="shoal-warmer", daemon=True)

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from shoal.core.errors import DataError
 from shoal.core.host import usable_cores
 from shoal.data.pack.checksum import file_checksum
+from shoal.data.pack.damaged import first_wrong_bool, first_wrong_shape, first_wrong_text
 from shoal.data.pack.manifest import PartFile
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.schema import Column, stored_columns
+from shoal.native.tokens import count_rows
 
 _MOST_PROBLEMS = 100
 
@@ -105,11 +107,13 @@ def _check_rows(pack: Pack, part: int) -> Iterator[tuple[int, str]]:
                         f"column {stored.name!r} has offsets that fall, from {offsets[row]:,} to {offsets[row + 1]:,}.",
                     )
                     break
-                if values.dtype == np.bool_ and values.size and values.view(np.uint8).max() > 1:
-                    yield begin, f"column {stored.name!r} has booleans that are neither 0 nor 1."
-            said = pack.manifest.parts[part].num_values.get(stored.name, 0)
-            if total != said:
-                yield 0, f"column {stored.name!r} has {total:,} elements, but the manifest says {said:,}."
+                if values.dtype == np.bool_ and (row := first_wrong_bool(values, offsets)) is not None:
+                    yield begin + row, f"column {stored.name!r} has booleans that are neither 0 nor 1."
+                    break
+            else:
+                said = pack.manifest.parts[part].num_values.get(stored.name, 0)
+                if total != said:
+                    yield 0, f"column {stored.name!r} has {total:,} elements, but the manifest says {said:,}."
         except DataError as error:
             yield 0, str(error)
             return
@@ -142,28 +146,27 @@ def _check_values(pack: Pack, part: int, column: Column) -> Iterator[tuple[int, 
     if column.kind == "text":
         for begin, values, offsets in _pieces(pack, part, column.name, column.compression):
             assert offsets is not None
-            if not _is_utf8(values.tobytes()):
-                yield begin, f"column {column.name!r} has text that is not UTF-8."
+            if _first_fall(offsets) is not None:  # said already
                 return
+            if (row := first_wrong_text(values, offsets)) is not None:
+                yield begin + row, f"column {column.name!r} has text that is not UTF-8."
+                return
+    counts = pack.manifest.parts[part].packed_rows.get(column.name, [])
+    for width, said in zip(pack.manifest.row_widths, counts, strict=bool(counts)):
+        offsets = pack.offsets(part, column.name)
+        if _first_fall(offsets) is None and (rows := count_rows(offsets, width)) != said:
+            yield 0, f"column {column.name!r} fills {rows:,} rows of {width:,} tokens, but the manifest says {said:,}."
     if column.kind == "ragged" and column.ndim > 1:
         lengths = _pieces(pack, part, column.name, column.compression)
         shapes = _pieces(pack, part, f"{column.name}.shape", column.compression)
         for (begin, _, offsets), (_, sizes, places) in zip(lengths, shapes, strict=True):
             assert offsets is not None
             assert places is not None
-            if np.any(np.diff(places) != column.ndim):
-                yield begin, f"column {column.name!r} has shapes that are not of {column.ndim} dimensions."
+            if (other := np.flatnonzero(np.diff(places) != column.ndim)).size:
+                what = f"column {column.name!r} has shapes that are not of {column.ndim} dimensions."
+                yield begin + int(other[0]), what
                 return
-            products = sizes[places[0] : places[-1]].reshape(-1, column.ndim).prod(axis=1)
-            wrong = np.flatnonzero(products != np.diff(offsets))
-            if wrong.size:
-                yield begin + int(wrong[0]), f"column {column.name!r} has a shape that its elements do not fill."
+            shapes_here = sizes[places[0] : places[-1]].reshape(-1, column.ndim)
+            if (row := first_wrong_shape(shapes_here, np.diff(offsets))) is not None:
+                yield begin + row, f"column {column.name!r} has a shape that its elements do not fill."
                 return
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

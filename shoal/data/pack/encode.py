@@ -181,10 +181,17 @@ def _encode_value(column: Column, values: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(column: Column, value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8:  # a row of a Flat
-        return value.tobytes()
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8:  # a row of a Flat
+            value.tobytes().decode()
+            return value.tobytes()
+    except UnicodeEncodeError as error:  # half of a pair of UTF-16, as JSON can spell it
+        alone = value[error.start].encode("unicode_escape").decode()
+        raise DataError(f"column {column.name!r}: character {error.start} is {alone}, which no text has") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"column {column.name!r} is not UTF-8: byte {error.start} is wrong") from None
     raise DataError(f"column {column.name!r} has a {type(value).__name__}, not a str")
 
 

@@ -1,5 +1,6 @@
 """The end of packing: the finished parts become a pack, or what failed is put in order."""
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -10,7 +11,7 @@ from typing import Any
 from shoal.core.errors import DataError, ShoalError
 from shoal.core.units import format_bytes
 from shoal.data.pack.journal import Journal, Progress
-from shoal.data.pack.manifest import NAME, Manifest, Part, PartFile, part_file, read_manifest, write_manifest
+from shoal.data.pack.manifest import NAME, WIDTHS, Manifest, Part, PartFile, part_file, read_manifest, write_manifest
 from shoal.data.pack.schema import COMPRESSIONS, Column
 from shoal.data.pack.work import MOST_EXAMPLES
 
@@ -33,7 +34,8 @@ def write_down(
     numbered = tuple(_renamed(folder, part, f"{number:05d}") for number, part in enumerate(parts))
     if skipped:
         made = {**made, "skipped": [why for each in progress for why in each.examples][:MOST_EXAMPLES]}
-    write_manifest(folder, Manifest(tuple(columns), numbered, block_rows, made, skipped))
+    widths = WIDTHS if any(part.packed_rows for part in numbered) else ()
+    write_manifest(folder, Manifest(tuple(columns), numbered, block_rows, made, skipped, widths))
 
 
 def _first(progress: Sequence[Progress]) -> str:
@@ -47,7 +49,7 @@ def _renamed(folder: Path, part: Part, name: str) -> Part:
         new = part_file(name, compression)
         (folder / file.name).rename(folder / new)
         files.append(PartFile(new, file.num_bytes, file.checksum))
-    return Part(name, part.num_rows, tuple(files), part.num_values)
+    return dataclasses.replace(part, name=name, files=tuple(files))
 
 
 def give_name(unfinished: Path, path: Path) -> Manifest:
@@ -56,7 +58,7 @@ def give_name(unfinished: Path, path: Path) -> Manifest:
     unfinished.rename(path)
     for name in ("recipe.json", "lock"):
         (path / name).unlink(missing_ok=True)
-    for folder in (path, path.parent):
+    for folder in (path / "parts", path, path.parent):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -120,7 +120,7 @@ class Journal:
 
 def _part(content: dict[str, Any]) -> Part:
     files = tuple(PartFile(**file) for file in content["files"])
-    return Part(content["name"], content["num_rows"], files, content["num_values"])
+    return Part(content["name"], content["num_rows"], files, content["num_values"], content["packed_rows"])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,8 @@ from shoal.data.pack.schema import COMPRESSIONS, Column, stored_columns
 FORMAT = "shoal-pack"
 VERSION = 1
 NAME = "manifest.json"
+WIDTHS = tuple(sorted(width + more for width in (2**power for power in range(9, 18)) for more in (0, 1)))
+"""What sequences usually have: 512 to 131,072 tokens, and with the one that is predicted last."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Part:
     files: tuple[PartFile, ...]
     num_values: dict[str, int]
     """Of each stored column of variable length, how many elements all rows have together: tokens, bytes."""
+    packed_rows: dict[str, list[int]] = field(default_factory=dict)
+    """Of each column of tokens, how many rows its documents fill, of each of the manifest's `row_widths`."""
 
     def file(self, compression: str) -> PartFile:
         """Return the file of the columns with this compression."""
@@ -54,6 +59,9 @@ class Manifest:
     made: dict[str, Any] = field(default_factory=dict)
     skipped: int = 0
     """How many samples of the source could not be used."""
+    row_widths: tuple[int, ...] = ()
+    """Of which widths it is known how many rows documents fill (loading/documents.py). That depends on every one of
+    them: a loader that wants other widths looks at all parts first."""
 
     @property
     def num_rows(self) -> int:
@@ -64,6 +72,13 @@ class Manifest:
     def num_bytes(self) -> int:
         """The size of all parts on disk."""
         return sum(file.num_bytes for part in self.parts for file in part.files)
+
+    def packed_rows(self, column: str, width: int) -> list[int] | None:
+        """Return how many rows of `width` tokens the documents of each part fill; None where nobody has counted."""
+        if width not in self.row_widths or any(column not in part.packed_rows for part in self.parts):
+            return None
+        at = self.row_widths.index(width)
+        return [_count(part.packed_rows[column][at], f"packed_rows of part {part.name}") for part in self.parts]
 
     @property
     def first_rows(self) -> list[int]:
@@ -90,7 +105,7 @@ def read_manifest(path: Path) -> Manifest:
         content = json.loads(file.read_text())
     except FileNotFoundError:
         raise DataError(_no_pack(path)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}. Pack the source again.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{file} is not the manifest of a pack: its format is not {FORMAT!r}.")
@@ -110,6 +125,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _no_pack(path: Path) -> str:
+    if address := re.match(r"([a-z][a-z0-9+.-]+):/+(.*)", str(path)):  # a Path keeps one of its slashes
+        url = f"{address[1]}://{address[2]}"
+        return f"{url} is an address, and packs are read from folders. Bring it here: shoal.View(stage({url!r}))"
     if path.with_name(f"{path.name}.unfinished").is_dir() and not path.exists():
         return f"{path} is not finished. Run the same shoal pack again: it goes on where it stopped."
     if path.is_dir():
@@ -126,13 +144,22 @@ def _manifest(content: dict[str, Any]) -> Manifest:
                 num_rows=_count(part["num_rows"], f"num_rows of part {part['name']}"),
                 files=tuple(_file(file) for file in part["files"]),
                 num_values={name: _count(each, f"num_values of {name}") for name, each in part["num_values"].items()},
+                packed_rows=_packed(part.get("packed_rows", {}), len(content.get("row_widths", ()))),
             )
             for part in content["parts"]
         ),
         block_rows={name: _count(rows, f"block_rows of {name}") for name, rows in content["block_rows"].items()},
         made=dict(content["made"]),
         skipped=_count(content["skipped"], "skipped"),
+        row_widths=tuple(_count(width, "a width in row_widths") for width in content.get("row_widths", ())),
     )
+
+
+def _packed(rows: dict[str, Any], num_widths: int) -> dict[str, list[int]]:
+    """Return the counts of a part, as many as there are widths; each is looked at when it is used."""
+    if any(not isinstance(counts, list) or len(counts) != num_widths for counts in rows.values()):
+        raise DataError(f"packed_rows has not {num_widths} counts, one for each of row_widths.")
+    return rows
 
 
 def _column(column: dict[str, Any]) -> Column:

@@ -14,8 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shoal.data.pack.encode import Block
+from shoal.data.pack.manifest import WIDTHS
 from shoal.data.pack.part_stream import ALIGNMENT, PartStream, Streamed
 from shoal.data.pack.schema import Flat, Stored
+from shoal.native.tokens import count_rows
 
 
 class _Growing:
@@ -45,6 +47,10 @@ class _Growing:
         room = -(-num_bytes // ALIGNMENT) * ALIGNMENT // self._array.itemsize
         self._array[self.count : room] = 0
         return pa.py_buffer(self._array[:room])
+
+    def array(self) -> NDArray[Any]:
+        """Return what there is."""
+        return self._array[: self.count]
 
     def clear(self) -> None:
         self.count = 0
@@ -111,6 +117,11 @@ class PartBuffers:
     def num_values(self) -> dict[str, int]:
         """Return how many elements each column of variable length has."""
         return {name: self._into(name).count for name in self._offsets}
+
+    def packed_rows(self) -> dict[str, list[int]]:
+        """Return how many rows of each of WIDTHS the documents of each column of tokens fill."""
+        streams = [each.name for each in self.stored if each.is_stream and each.compression == "none"]
+        return {name: [count_rows(self._offsets[name].array(), width) for width in WIDTHS] for name in streams}
 
     def clear(self) -> None:
         """Begin another part; the memory is kept, the file is closed."""

@@ -76,7 +76,7 @@ def write_part(folder: Path, name: str, buffers: PartBuffers, block_rows: dict[s
         for each in files:
             (folder / each.name).unlink(missing_ok=True)
         raise
-    return Part(name, buffers.num_rows, tuple(files), buffers.num_values())
+    return Part(name, buffers.num_rows, tuple(files), buffers.num_values(), buffers.packed_rows())
 
 
 def _there(buffers: PartBuffers) -> list[Streamed]:

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.errors import DataError, did_you_mean
+from shoal.core.fork_lock import ForkLock
 from shoal.data.pack.arrow_file import Buffers, find_buffers
+from shoal.data.pack.damaged import is_shape, text_of, wrong_shape
 from shoal.data.pack.manifest import Manifest, PartFile, read_manifest
 from shoal.data.pack.schema import Column, Stored, stored_columns
 
@@ -28,20 +30,26 @@ class Pack:
     """A pack's columns, part by part. Cheap to open, safe in threads, picklable (a copy opens the same path)."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, locate: Locate | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        locate: Locate | None = None,
+        arriving: Callable[[], object] | None = None,
     ) -> None:
+        """`arriving` is of a pack that is being staged; see Staged.arriving."""
         self.path = Path(path)
         self.manifest: Manifest = read_manifest(self.path)
         self.num_rows = self.manifest.num_rows
         self.columns = _chosen(self.manifest, columns, self.path)
         self._asked = columns
-        self._locate = locate
+        self._locate, self.arriving = locate, arriving
         self.is_scattered = False
         """Whether rows are read at random, and not all of the pack can be kept in memory."""
         self._every = stored_columns(self.manifest.columns)
         self._stored = {stored.name: stored for stored in self._every}
         self._first_rows = np.array(self.manifest.first_rows, dtype=np.int64)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._maps: dict[tuple[int, str], mmap.mmap] = {}
         self._parts: dict[int, dict[str, Buffers]] = {}
         self._of_thread = threading.local()
@@ -50,7 +58,7 @@ class Pack:
         return self.num_rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._asked, self._locate, self.is_scattered)
+        return _reopen, (self.path, self._asked, self._locate, self.arriving, self.is_scattered)
 
     def part_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part of each row, and its row in that part."""
@@ -188,21 +196,32 @@ class Pack:
     def _value(self, part: int, column: Column, row: int) -> Any:
         whole = self._row(part, column.name, row)
         if column.kind == "text":
-            return whole.tobytes().decode()
+            return text_of(whole.tobytes(), self._sample(part, row, column.name))
         if column.kind in ("bytes", "image"):
             return whole.tobytes()
         if not column.is_fixed and column.ndim > 1:
-            return whole.reshape(self._row(part, f"{column.name}.shape", row))
+            shape = self._row(part, f"{column.name}.shape", row).tolist()
+            if not is_shape(shape, whole.size):
+                raise wrong_shape(shape, whole.size, self._sample(part, row, column.name))
+            return whole.reshape(shape)
         return whole
 
     def _row(self, part: int, name: str, row: int) -> Any:
         if self._stored[name].compression == "none":
             found = self._uncompressed(part, name)
-            values, offsets = found.values, found.offsets
+            values, offsets, inside = found.values, found.offsets, row
         else:
-            block, row = divmod(row, self.block_rows(name))
+            block, inside = divmod(row, self.block_rows(name))
             values, offsets = self.block(part, name, block)
-        return values[row] if offsets is None else values[offsets[row] : offsets[row + 1]]
+        if offsets is None:
+            return values[inside]
+        begin, end = int(offsets[inside]), int(offsets[inside + 1])
+        if not 0 <= begin <= end <= len(values):
+            raise DataError(f"{self._sample(part, row, name)}: its offsets are damaged: from {begin:,} to {end:,}.")
+        return values[begin:end]
+
+    def _sample(self, part: int, row: int, name: str) -> str:
+        return f"sample {int(self._first_rows[part]) + row} of {self.path}, column {name!r}"
 
     def _named(self, column: str) -> Stored:
         if column not in self._stored:
@@ -220,8 +239,14 @@ def open_pack(
     return Pack(path, columns=columns, locate=locate)
 
 
-def _reopen(path: Path, columns: Sequence[str] | None, locate: Locate | None, is_scattered: bool) -> Pack:
-    pack = Pack(path, columns=columns, locate=locate)
+def _reopen(
+    path: Path,
+    columns: Sequence[str] | None,
+    locate: Locate | None,
+    arriving: Callable[[], object] | None,
+    is_scattered: bool,
+) -> Pack:
+    pack = Pack(path, columns=columns, locate=locate, arriving=arriving)
     pack.is_scattered = is_scattered
     return pack
 

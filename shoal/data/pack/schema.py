@@ -95,6 +95,8 @@ class Stored:
     shape: tuple[int, ...]
     is_fixed: bool
     compression: str
+    is_stream: bool = False
+    """Whether it is of tokens: a row is a document of the part's stream."""
 
     @property
     def row_elements(self) -> int:
@@ -160,7 +162,8 @@ def _stored(column: Column) -> list[Stored]:
     if column.is_fixed:
         layout = "number" if column.kind == "scalar" else "fixed_list"
         return [Stored(column.name, dtype, layout, column.shape, True, packed)]
-    every = [Stored(column.name, dtype, _BINARY.get(column.kind, "large_list"), (), False, packed)]
+    layout, is_stream = _BINARY.get(column.kind, "large_list"), column.kind == "tokens"
+    every = [Stored(column.name, dtype, layout, (), False, packed, is_stream)]
     if column.ndim > 1:
         every.append(Stored(f"{column.name}.shape", np.dtype(np.int64), "large_list", (), False, packed))
     if column.extra.get("index"):

@@ -21,7 +21,7 @@ from typing import Any
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.host import memory_bytes, usable_cores
+from shoal.core.host import available_memory, usable_cores
 from shoal.data.pack.compression import Asked
 from shoal.data.pack.finish import disk_error, give_name, tidy, write_down
 from shoal.data.pack.journal import Journal, Progress, locked
@@ -60,6 +60,12 @@ def pack(
     mappings. `columns` chooses some of its columns, or says their kinds. What fails leaves no `dst`; parts that were
     finished are kept in `dst.unfinished`, and the same call goes on from there, unless `resume` is False. With `sync`,
     every part is on the disk when this returns; without it, some may still be in memory, as a plain copy leaves them.
+
+    Parts have about `part_bytes`, and are made by `workers` processes, which change no byte of them. `compression` is
+    "auto" (measured, for storage of `storage_bytes_per_s` or as fast as that of `dst`), "none", "lz4", "zstd" or
+    `{column: ...}`. A sample that does not fit is named (`on_error="raise"`), or left out and counted ("skip"). JPEGs
+    get a restart marker every `restart_blocks` blocks, so that crops decode only what they show. `report` is told how
+    it goes; without it, stderr.
     """
     report = report or console_report()
     path = _destination(Path(dst))
@@ -183,7 +189,7 @@ def group_slices(slices: Sequence[Any], part_bytes: int) -> list[Group]:
 
 
 def _write_all(source: Any, job: _Job, *, workers: int | None, lock: int, report: Report) -> list[Progress]:
-    room = memory_bytes() // (3 * max(group.part_bytes for group in job.groups))  # each process holds a part
+    room = available_memory() // (3 * max(group.part_bytes for group in job.groups))  # each process holds a part
     most = workers or max(1, min(usable_cores(), room))
     processes = min(most, len(job.groups))
     known = sum(getattr(part, "num_bytes", 0) for group in job.groups for part in group.slices)

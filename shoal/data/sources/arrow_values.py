@@ -40,8 +40,11 @@ def columns_of(schema: pa.Schema, shapes: Shapes, wanted: tuple[str, ...] | None
 
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """Return what the `datasets` library noted about each column, by name."""
-    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    return dict(noted.get("info", {}).get("features", {}))
+    try:
+        noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return dict(noted.get("info", {}).get("features", {}))
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"what `datasets` noted about the columns is damaged: {one_line(error)}.") from error
 
 
 def values_of(batch: pa.RecordBatch, columns: tuple[Column, ...], label: Callable[[int], str]) -> dict[str, Values]:

@@ -148,7 +148,7 @@ class BetonSource:
             return self._image(read, table, record, self._columns[at].kind, label)
         if kind in (_RAW_BYTES, _JSON):
             data = read(record["pointer"], int(record["num_bytes"]))
-            return data if kind == _RAW_BYTES else data.partition(b"\0")[0].decode()
+            return data if kind == _RAW_BYTES else _text(data.partition(b"\0")[0], f"{label}: {name!r}")
         dtype, shape = arguments
         return np.frombuffer(read(record, dtype.itemsize * int(np.prod(shape))), dtype).reshape(shape)
 
@@ -163,6 +163,13 @@ class BetonSource:
             raise DataError(f"{label}: its image is of {shape[1]} x {shape[0]} pixels.")
         pixels = np.frombuffer(read(record["pointer"], int(np.prod(shape))), np.uint8).reshape(shape)
         return pixels if kind == "array" else _png(pixels)
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} is not UTF-8: byte {error.start} is {data[error.start]:#x}.") from None
 
 
 def _read_table(file: BinaryIO, name: str, size: int) -> _Table:

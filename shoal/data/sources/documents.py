@@ -71,13 +71,15 @@ def field_of(label: str, line: bytes, field: str) -> bytes | DataError:
     """Return the text in a field of a JSON line."""
     try:
         found: Any = json.loads(line)[field]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return DataError(f"{label} is no JSON object with {field!r}: {one_line(error)}.")
-    return (
-        found.encode()
-        if isinstance(found, str)
-        else DataError(f"{label}: {field!r} is a {type(found).__name__}, not text.")
-    )
+    if not isinstance(found, str):
+        return DataError(f"{label}: {field!r} is a {type(found).__name__}, not text.")
+    try:
+        return found.encode()
+    except UnicodeEncodeError as error:
+        alone = found[error.start].encode("unicode_escape").decode()
+        return DataError(f"{label}: {field!r} has the character {alone}, which no text has: half of a pair of UTF-16.")
 
 
 def together(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -65,12 +65,15 @@ class LocalTree:
         return dict(sorted(found.items()))
 
     def _refuse_loops(self, prefix: str, folders: list[str]) -> None:
-        """Raise where a link leads to a folder above itself: its files would be there again and again."""
-        for name in folders:
-            path = self.path(prefix + name)
-            if os.path.islink(path) and f"{os.path.realpath(self.path(prefix))}/".startswith(  # noqa: PTH114
-                f"{os.path.realpath(path)}/"
-            ):
+        """Raise where a link leads to a folder above itself, by whatever way: its files would be there for ever."""
+        links = [name for name in folders if Path(self.path(prefix + name)).is_symlink()]
+        if not links:
+            return
+        inside = Path(self.path(prefix.rstrip("/")))
+        ways = [inside, *(above for above in inside.parents if above.is_relative_to(self.root))]
+        above = {folder for way in ways for folder in (way.resolve(), *way.resolve().parents)}
+        for name in links:
+            if Path(self.path(prefix + name)).resolve() in above:
                 raise ConfigError(f"{prefix}{name} is a link to a folder above itself. Remove the link.")
 
     def _size_or_0(self, name: str) -> int:

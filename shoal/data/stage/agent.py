@@ -17,6 +17,7 @@ from shoal.data.pack.manifest import NAME, Manifest
 from shoal.data.stage.ask import Neighbour
 from shoal.data.stage.copies import Copy, pack_id, read_plan, write_plan
 from shoal.data.stage.fetch import Fetcher
+from shoal.data.stage.keeper import Sweeper
 from shoal.data.stage.origin import FolderOrigin, Origin
 from shoal.data.stage.peers import Peers, address_of_store
 from shoal.data.stage.serve import Server
@@ -32,10 +33,20 @@ class Staging(Staged):
     """A copy that this process owns, and fetches if no other one of this node does."""
 
     def __init__(
-        self, copy: Copy, origin: Origin, manifest: Manifest, *, reason: str, store: Any = None, fan_out: int = 1
+        self,
+        copy: Copy,
+        origin: Origin,
+        manifest: Manifest,
+        *,
+        reason: str,
+        timeout_s: float,
+        sweeper: Sweeper | None = None,
+        store: Any = None,
+        fan_out: int = 1,
     ) -> None:
-        super().__init__(copy.path, origin.name, manifest=manifest, reason=reason)
+        super().__init__(copy.path, origin.name, manifest=manifest, reason=reason, timeout_s=timeout_s)
         self._copy, self._origin, self._store, self._fan_out = copy, origin, store, fan_out
+        self._sweeper = sweeper
         self._ended, self._pid = threading.Event(), os.getpid()
         self._fetcher: Fetcher | None = None
         self._peers: Peers | None = None
@@ -50,11 +61,13 @@ class Staging(Staged):
         if not self._stop(linger_s):
             return
         self._copy.leave()
+        self._leave_sweeper()
 
     def hand_over(self, *, linger_s: float = 0.0) -> int:
         """Close, but return a descriptor that owns the copy: whoever holds it open keeps the copy alive."""
         self._stop(linger_s)
         self._copy.leader.release()
+        self._leave_sweeper()
         return self._copy.owners.detach()
 
     def who_has(self) -> list[dict[str, Any]]:
@@ -71,6 +84,10 @@ class Staging(Staged):
             found |= {"source_bytes": counts.source_bytes, "neighbour_bytes": counts.neighbour_bytes}
             found |= {"refetched": counts.refetched, "sent_bytes": self._server.sent_bytes if self._server else 0}
         return found
+
+    def _leave_sweeper(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.leave()
 
     def _stop(self, linger_s: float) -> bool:
         """End the thread and the server; return False if that was done before, or is a forked child's parent's."""
@@ -142,8 +159,7 @@ class Staging(Staged):
             self._peers = Peers(store, identity, fan_out=self._fan_out)
             return StoreTurns(store, identity, me=secrets.token_hex(8))
         if isinstance(self._origin, FolderOrigin):
-            with contextlib.suppress(OSError):  # read-only, or without locks: then nobody is held back
-                return FolderTurns(self._origin.path / ".readers")
+            return FolderTurns(self._origin.path / ".readers")
         return NoTurns()
 
     def _serve(self, fetcher: Fetcher, peers: Peers, parts: list[int], opened: contextlib.ExitStack) -> None:

@@ -3,9 +3,10 @@
 1. A copy is a folder with the pack's manifest and those parts that have come. Every process that uses it holds a shared
    lock on its `owners.lock`; the kernel lets go of it when the process ends, however it ends.
 2. One of them holds `leader.lock` and fetches the parts. When it dies, another one has the lock, and goes on.
-3. Who leaves tries for `owners.lock` alone: if nobody else holds it, the folder is removed, that file last.
+3. Who leaves tries for `owners.lock` alone: if nobody else holds it, the folder is removed, that file last. A small
+   process of its own, the sweeper (keeper.py), waits for the same, and removes what killed processes have left.
 4. The desk, a folder of the node's temporary files, has a link to each copy. Whoever stages next (or `shoal stage
-   --clean`) removes those copies that nobody owns: their processes were killed, or the host went down.
+   --clean`) removes those copies that nobody owns: the sweeper was killed, too, or the host went down.
 
 Example: workers 0 to 3 of a node stage corpus.pack. Worker 2 is first at the desk, measures, and makes the copy; the
 others find it there. Worker 2 is killed at part 7: worker 0 has the lock a moment later, and fetches part 7 again.
@@ -17,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +32,7 @@ from shoal.data.stage.locks import FileLock
 
 OWNERS, LEADER, PLAN, RELEASE = "owners.lock", "leader.lock", "plan.json", "release"
 _POLL_S = 0.02
+_SWEPT_S = 5.0
 
 
 class Copy:
@@ -43,7 +46,7 @@ class Copy:
         """Own it no more; return whether it was removed, because nobody else does."""
         self.leader.release()
         if not self.owners.take():
-            return False
+            return _is_swept(self.path)
         remove(self.path)
         self.owners.release()
         return True
@@ -55,8 +58,7 @@ class Desk:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(tempfile.gettempdir()) / f"shoal-stage-{os.getuid()}-{platform.node()}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.lstat()
-        if found.st_uid != os.getuid() or self.path.is_symlink():
+        if not _is_own(self.path):
             raise ConfigError(f"{self.path} belongs to somebody else: set TMPDIR to a folder of your own.")
 
     @contextmanager
@@ -87,7 +89,8 @@ class Desk:
         Those that are known, and those in `places`, of which the desk may have been emptied since.
         """
         removed = []
-        for path in {*self.copies(), *(copy for place in places for copy in _folder_in(place).glob("*.pack"))}:
+        folders = [folder for folder in map(folder_in, places) if _is_own(folder)]
+        for path in {*self.copies(), *(copy for folder in folders for copy in folder.glob("*.pack"))}:
             size = present_bytes(path)
             with FileLock(path / OWNERS) as lock:
                 if (path / OWNERS).exists() and path.stat().st_uid == os.getuid() and lock.take():
@@ -100,7 +103,9 @@ class Desk:
         end_s = time.monotonic() + timeout_s
         while True:
             with contextlib.suppress(FileNotFoundError):  # the folder around it is just being removed: once more
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                check_own(path.parent)
+                path.mkdir(mode=0o700, exist_ok=True)
             owners = FileLock(path / OWNERS)
             if owners.take(shared=True):  # not while somebody removes it, or looks whether to
                 break
@@ -115,11 +120,31 @@ class Desk:
 
 def folder_of(place: Path, name: str) -> Path:
     """Return the folder of the copy `name` in `place`: this host's own, as a place may be shared by several."""
-    return _folder_in(place) / name
+    return folder_in(place) / name
 
 
-def _folder_in(place: Path) -> Path:
+def folder_in(place: Path) -> Path:
+    """Return the folder of all copies of this user and host in `place`."""
     return place / f"shoal-{os.getuid()}-{platform.node()}"
+
+
+def check_own(folder: Path) -> None:
+    """Raise ConfigError if another user has made the folder for our copies: they could change what is read there."""
+    if os.path.lexists(folder) and not _is_own(folder):
+        raise ConfigError(f"{folder} belongs to somebody else: no copy can be kept safely there. Name another folder.")
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether `folder` is there, is no link, and is ours; one that is, is closed to others."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        return False
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return True
 
 
 def is_owned(path: Path) -> bool:
@@ -141,6 +166,22 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # somebody has just begun to use it again
         path.rmdir()
         path.parent.rmdir()  # only if it was the last one of this user there
+
+
+def _is_swept(path: Path) -> bool:
+    """Return whether the copy at `path`, which could not be had alone, is gone: whoever has it alone removes it."""
+    end_s = time.monotonic() + _SWEPT_S
+    while path.exists() and time.monotonic() < end_s:
+        try:
+            handle = os.open(path / OWNERS, os.O_RDONLY)
+        except FileNotFoundError:
+            pass  # it went last: the folder follows
+        else:
+            with FileLock.adopt(path / OWNERS, handle) as lock:
+                if lock.take(shared=True):
+                    return False  # others share it
+        time.sleep(_POLL_S)
+    return not path.exists()
 
 
 def present_bytes(path: Path) -> int:

@@ -41,11 +41,21 @@ class Sweeper:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._process = _start([str(path)])
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # no more processes here: then the next staging removes what is left
+            self._process = _start([str(path)])
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None where none could be had."""
+        return None if self._process is None else self._process.pid
 
     def leave(self, *, timeout_s: float = 5.0) -> None:
-        """Wait for its end if it has no more to do; others of this node may still use the copy."""
+        """End it if it has no more to do; others of this node may still use the copy."""
+        if self._process is None:
+            return
         if not self._path.exists():
+            self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
         if self._process.poll() is None:

@@ -1,6 +1,7 @@
 """Locks on files that a dead process cannot keep: the kernel lets go of them (flock)."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import weakref
@@ -30,14 +31,17 @@ class FileLock:
         """Return whether the lock was had, at once. One that is held is changed from shared to alone, or back.
 
         False, too, where the file was removed meanwhile, by somebody who held the lock, or its folder is no more.
+        Raises OSError where the file system has no locks, or the file can neither be opened nor made.
         """
         if not self._open():
             return False
         try:
             fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             self.release()
-            return False
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         if not self._is_still_there():
             self.release()
             return False
@@ -76,9 +80,13 @@ class FileLock:
         """Return whether the file is there to be locked."""
         if self._handle < 0:
             try:
-                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             except (FileNotFoundError, NotADirectoryError):
                 return False
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EROFS) or not self.path.exists():
+                    raise
+                self._handle = os.open(self.path, os.O_RDONLY)  # another user's: enough for a lock, but on NFS
             _held.add(self)
         return True
 

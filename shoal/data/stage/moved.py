@@ -13,7 +13,7 @@ from shoal.data.view import View
 def moved_view(view: View, staged: Staged) -> View:
     """Return the same samples as `view` gives, read from the copy; no part is waited for before it is read."""
     where = _Where(view.pack.path, staged)
-    pack = Pack(staged.path, locate=where)
+    pack = Pack(staged.path, locate=where, arriving=staged.arriving)
     moved = view.moved_to(pack)
     assert moved.num_samples == view.num_samples, (moved.num_samples, view.num_samples)
     pack.close()  # what was read to make the view (where documents begin) was read at the source

@@ -14,6 +14,8 @@ from shoal.core.errors import ConfigError, DataError
 
 _TIMEOUT_S = 60.0
 _ALLOWED = "/-._~"
+_MOVED = (301, 302, 303, 307, 308)
+_MOST_MOVES = 5
 
 
 class Stream(Protocol):
@@ -53,27 +55,52 @@ class _File(io.FileIO):
 
 
 class HttpOrigin:
-    """A pack behind http:// or https://."""
+    """A pack behind http:// or https://. A query is sent with each file; a file that has moved is followed."""
 
     def __init__(self, url: str) -> None:
-        self.name = url.rstrip("/")
-        self._url = urllib.parse.urlsplit(self.name)
+        asked = urllib.parse.urlsplit(url)
+        if asked.username is not None:
+            raise ConfigError(f"{asked.hostname}: names and passwords in an address are not supported.")
+        self._url = asked._replace(path=asked.path.rstrip("/"), fragment="")
+        self.name = self._url._replace(query="").geturl()
 
     def open(self, name: str) -> AbstractContextManager[Stream]:
         """Return file `name`, from its start."""
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.netloc, timeout=_TIMEOUT_S)
-        try:
-            connection.connect()
-            wire = connection.sock  # once the answer has begun, it may be the answer's alone
-            connection.request("GET", f"{self._url.path}/{urllib.parse.quote(name, safe=_ALLOWED)}")
-            answer = connection.getresponse()
-            if answer.status != http.client.OK:
-                raise OSError(f"{self.name}/{name}: {answer.status} {answer.reason}")
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise error if isinstance(error, OSError) else OSError(f"{self.name}/{name}: {error}") from None
-        return closing(_Answer(connection, answer, wire))
+        path = f"{self._url.path}/{urllib.parse.quote(name, safe=_ALLOWED)}"
+        url = self._url._replace(path=path)
+        for _ in range(_MOST_MOVES):
+            try:
+                found = _ask(url)
+            except (OSError, http.client.HTTPException) as error:
+                raise OSError(f"{self.name}/{name}: {error or type(error).__name__}") from None
+            if isinstance(found, _Answer):
+                return closing(found)
+            moved = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), found))
+            if moved.scheme not in (url.scheme, "https"):
+                raise OSError(f"{self.name}/{name}: the server leads from {url.scheme} to {moved.scheme or 'nowhere'}")
+            url = moved
+        raise OSError(f"{self.name}/{name}: the server has led elsewhere {_MOST_MOVES} times")
+
+
+def _ask(url: urllib.parse.SplitResult) -> "_Answer | str":
+    """Return what the server answers, or the address that it names instead."""
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.netloc, timeout=_TIMEOUT_S)
+    try:
+        connection.connect()
+        wire = connection.sock  # once the answer has begun, it may be the answer's alone
+        connection.request("GET", url._replace(scheme="", netloc="", fragment="").geturl() or "/")
+        answer = connection.getresponse()
+        elsewhere = answer.getheader("Location") if answer.status in _MOVED else None
+        if answer.status != http.client.OK and elsewhere is None:
+            raise OSError(f"{answer.status} {answer.reason}")
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        raise
+    if elsewhere is not None:
+        connection.close()
+        return elsewhere
+    return _Answer(connection, answer, wire)
 
 
 class _Answer:
@@ -146,11 +173,14 @@ def open_origin(source: str | Path) -> Origin:
 
 
 def read_small(origin: Origin, name: str, *, most_bytes: int = 1 << 30) -> bytes:
-    """Return all of a small file."""
+    """Return all of a small file. Raises DataError where there is none."""
     pieces, buffer = [], memoryview(bytearray(1 << 20))
-    with origin.open(name) as stream:
-        while count := stream.readinto(buffer):
-            pieces.append(bytes(buffer[:count]))
-            if len(pieces) * len(buffer) > most_bytes + len(buffer):
-                raise DataError(f"{origin.name}/{name} is larger than any manifest.")
+    try:
+        with origin.open(name) as stream:
+            while count := stream.readinto(buffer):
+                pieces.append(bytes(buffer[:count]))
+                if len(pieces) * len(buffer) > most_bytes + len(buffer):
+                    raise DataError(f"{origin.name}/{name} is larger than any manifest.")
+    except OSError as error:
+        raise DataError(f"{origin.name} cannot be read as a pack: {error}") from None
     return b"".join(pieces)

@@ -9,7 +9,8 @@
    this one if there is a store (peers.py), and serves them to those after it (serve.py). The others look now and then
    whether the lock is free: a leader that died is replaced by one of them, which goes on with the parts still missing.
 3. Readers ask for a part by `path_of`, which waits for the file to get its name: it has it only when it is right.
-4. `close`, or the end of the process, however it ends, gives the space back when no other process uses the copy.
+4. `close`, or the end of the process, however it ends, gives the space back when no other process uses the copy: one
+   that is killed cannot, so whoever makes a copy also starts a small process that can (keeper.py).
 
 Why not torch's groups: a group fails for all when one node dies, is one thread's at a time, and staging goes on in the
 background of training. Here each node asks for what it lacks, so a lost node is a matter of asking another one.
@@ -25,7 +26,8 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.files import write_whole
 from shoal.data.pack.manifest import NAME, Manifest, read_manifest
 from shoal.data.stage.agent import Staging
-from shoal.data.stage.copies import Desk, folder_of, is_owned, pack_id, read_plan, write_plan
+from shoal.data.stage.copies import Copy, Desk, folder_of, is_owned, pack_id, read_plan, write_plan
+from shoal.data.stage.keeper import Sweeper
 from shoal.data.stage.origin import FolderOrigin, Origin, open_origin, read_small
 from shoal.data.stage.staged import WAIT_S, Staged, in_place
 from shoal.data.stage.tiers import LOCAL_KINDS, Choice, Tier, choose, find_tiers, given_tier, places, source_rate
@@ -50,6 +52,7 @@ def stage(
     Called by every worker that reads the pack: there is one copy a node. `to` is a folder, a kind of tier ("memory",
     "local", "scratch", "project") or "auto". `parts` are those that this node reads, in the order in which it wants
     them. With a `store`, a rendezvous store, the nodes that use the same one read the source once and pass it on.
+    `timeout_s` without a byte that arrives is too long: what is missing is then read in place, or an error.
     """
     origin = open_origin(pack)
     content = read_small(origin, NAME)
@@ -59,6 +62,7 @@ def stage(
     if unknown:
         raise ConfigError(f"part {min(unknown)} was asked for, but {pack} has parts 0 to {len(manifest.parts) - 1}.")
     name = f"{Path(origin.name).stem}-{pack_id(content)}.pack"
+    sweeper: Sweeper | None = None
     with table.alone(timeout_s=timeout_s):
         table.clean(places() if to == "auto" or to in KINDS else [Path(to)])
         found = _existing(table, name, to)
@@ -72,10 +76,24 @@ def stage(
             if choice.tier is None:
                 return _not_staged(origin, reason)
             copy = table.join(folder_of(choice.tier.path, name), timeout_s=timeout_s)
-            write_whole(copy.path / NAME, content)
-            (copy.path / "parts").mkdir(exist_ok=True)
-            write_plan(copy.path, {"parts": choice.parts, "source": origin.name, "reason": reason})
-    return Staging(copy, origin, manifest, reason=reason, store=store, fan_out=fan_out)
+            sweeper = _begun(copy, content, {"parts": choice.parts, "source": origin.name, "reason": reason})
+    return Staging(
+        copy, origin, manifest, reason=reason, timeout_s=timeout_s, sweeper=sweeper, store=store, fan_out=fan_out
+    )
+
+
+def _begun(copy: Copy, manifest: bytes, plan: dict[str, Any]) -> Sweeper:
+    """Make a pack without parts of a new copy; return the process that removes it if need be."""
+    sweeper = Sweeper(copy.path)
+    try:
+        write_whole(copy.path / NAME, manifest)
+        (copy.path / "parts").mkdir(exist_ok=True)
+        write_plan(copy.path, plan)
+    except OSError as error:
+        copy.leave()
+        sweeper.leave()
+        raise DataError(f"no copy can be made at {copy.path}: {error}.") from None
+    return sweeper
 
 
 def _manifest(origin: Origin, content: bytes, table: Desk) -> Manifest:

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.errors import ConfigError
-from shoal.core.host import memory_bytes
+from shoal.core.host import available_memory, memory_bytes
 from shoal.core.units import format_bytes
+from shoal.data.stage.copies import check_own, folder_in
+from shoal.data.stage.locks import FileLock
 from shoal.data.storage import measure_storage
 
 WORTH = 1.2
@@ -89,7 +91,9 @@ def find_tiers(*, seconds: float = MEASURE_S, reserve_bytes: int | None = None) 
     """Return this node's tiers, measured for `seconds` each, fastest first."""
     tiers = []
     for folder, kind in places().items():
-        with contextlib.suppress(ConfigError):  # full, or broken: no place for a copy
+        with contextlib.suppress(ConfigError, OSError):  # full, without locks, another's, or broken: no place for it
+            check_locks(folder)
+            check_own(folder_in(folder))
             tiers.append(measured(kind, folder, seconds, reserve_bytes))
     return sorted(tiers, key=lambda tier: -tier.read_bytes_per_s)
 
@@ -102,7 +106,21 @@ def given_tier(folder: Path, *, reserve_bytes: int | None = None) -> Tier:
         raise ConfigError(f"--to {folder}: no folder can be made there ({error.strerror}).") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"--to {folder}: it cannot be written to.")
+    try:
+        check_locks(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"--to {folder}: its file system has no locks ({error.strerror}), by which the processes that use a copy "
+            "know of each other. Name another folder; Lustre has them when it is mounted with `flock`."
+        ) from None
+    check_own(folder_in(folder))
     return Tier("given", folder, math.inf, room(folder, reserve_bytes=reserve_bytes))
+
+
+def check_locks(folder: Path) -> None:
+    """Raise OSError where files in `folder` cannot be locked."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".shoal-lock-") as file, FileLock(Path(file.name)) as lock:
+        lock.take()
 
 
 def measured(kind: str, folder: Path, seconds: float, reserve_bytes: int | None) -> Tier:
@@ -150,24 +168,6 @@ def file_system(folder: Path) -> str:
     types = {fields[1]: fields[2] for fields in mounts}
     resolved = folder.resolve()
     return next((types[str(path)] for path in (resolved, *resolved.parents) if str(path) in types), "")
-
-
-def available_memory() -> int:
-    """Return the memory that this job can still take: the host's, or what its control group has left."""
-    free_bytes = memory_bytes()
-    with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    with contextlib.suppress(OSError, ValueError):
-        own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
-        group = Path("/sys/fs/cgroup", own.lstrip("/"))
-        for folder in (group, *group.parents):
-            if (
-                folder.joinpath("memory.max").is_file()
-                and (most := folder.joinpath("memory.max").read_text()) != "max\n"
-            ):
-                free_bytes = min(free_bytes, int(most) - int(folder.joinpath("memory.current").read_text()))
-    return free_bytes
 
 
 def source_rate(file: Path) -> float:

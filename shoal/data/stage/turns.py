@@ -1,10 +1,12 @@
 """Taking turns at the source: how many nodes read it at once is what its measured bandwidth can serve.
 
 1. Reading a file needs a turn; there are `limit` of them, at first one.
-2. Whoever has read a file with all turns taken writes down the rate of all together: its own times their number.
+2. Whoever has read a file with all turns taken, when it began and when it ended, and as many of them, writes down the
+   rate of all together: its own times their number.
 3. If the last reader added at least half of what each of the others had got, there is one more turn; if not, one less.
-4. A turn is a locked file (in the pack's own folder, where that can be written), or a key of the store whose holder
-   counts it up while it reads: one that stands still for SILENT_S is another's.
+4. A turn is a locked file (in the pack's own folder), or a key of the store whose holder counts it up while it reads:
+   one that stands still for SILENT_S is another's. Where that folder cannot be written, is another user's, or has no
+   locks, who finds no way to a turn reads without one.
 
 Example: a server with a link of 1 Gb/s. One reader gets 118 MB/s, two get 59 each: 118 together, so `limit` goes back
 to 1, and the nodes read one after the other: all take as long, but the first of four is done in a quarter of that. A
@@ -53,6 +55,8 @@ class Turn:
         self.number = number
         self.bytes_per_s = 0.0
         """What the holder measured, if it did."""
+        self.readers = 0
+        """How many read when it began; 0: there were free turns."""
 
     def beat(self) -> None:
         """Say that this reader still reads. Called now and then while reading."""
@@ -82,40 +86,41 @@ class NoTurns:
 
 
 class FolderTurns:
-    """Turns by locked files in `folder`, which all readers can write to."""
+    """Turns by locked files in `folder`. Where that has no place for them, or no locks, everybody reads without one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(exist_ok=True)
         self._locks = [FileLock(folder / f"{number}.lock") for number in range(MOST_READERS)]
 
     @contextmanager
     def take(self, *, timeout_s: float) -> Iterator[Turn]:
-        """Wait for a turn; after `timeout_s` read without one."""
+        """Wait for a turn; after `timeout_s`, or where none can be had, read without one."""
         end_s = time.monotonic() + timeout_s
-        number = self._try()
-        while number is None and time.monotonic() < end_s:
-            time.sleep(_POLL_S)
+        number: int | None = None
+        with contextlib.suppress(OSError):
             number = self._try()
+            while number is None and time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+                number = self._try()
         turn = Turn(-1 if number is None else number)
+        turn.readers = self._readers(turn)
         try:
             yield turn
-            self._learn(turn)
+            with contextlib.suppress(OSError):
+                self._learn(turn)
         finally:
             if number is not None:
                 self._locks[number].release()
 
     def close(self) -> None:
-        """Remove the folder if nobody else has a turn."""
-        if any(lock.path.exists() and not lock.take() for lock in self._locks):
-            for lock in self._locks:
-                lock.release()
-            return
-        for path in self._folder.glob("*"):
-            path.unlink(missing_ok=True)
+        """Remove the folder if nobody else has a turn, and it is ours to remove."""
+        with contextlib.suppress(OSError):
+            if all(lock.take() for lock in self._locks if lock.path.exists()):
+                for path in self._folder.glob("*"):
+                    path.unlink(missing_ok=True)
         for lock in self._locks:
             lock.release()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # somebody reads, or another user made it
             self._folder.rmdir()
 
     def _try(self) -> int | None:
@@ -124,23 +129,27 @@ class FolderTurns:
         return next((number for number in range(limit) if self._locks[number].take()), None)
 
     def _board(self) -> dict[str, Any]:
+        """Return what is written down, if that is what one of us would write: others can write to the folder."""
         try:
-            board: dict[str, Any] = json.loads((self._folder / "rates.json").read_bytes())
-        except (OSError, ValueError):
+            said = json.loads((self._folder / "rates.json").read_bytes())
+            rates = {int(count): float(rate) for count, rate in said["rates"].items()}
+            return {"limit": min(max(1, int(said["limit"])), MOST_READERS), "rates": rates}
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return {"limit": 1, "rates": {}}
-        return board
+
+    def _readers(self, turn: Turn) -> int:
+        """Return how many read, where all turns are taken, and this is one of them; else 0."""
+        limit = self._board()["limit"]
+        others = [lock for number, lock in enumerate(self._locks[:limit]) if number != turn.number]
+        return limit if 0 <= turn.number < limit and not any(_is_free(lock.path) for lock in others) else 0
 
     def _learn(self, turn: Turn) -> None:
         board = self._board()
-        others = [lock for number, lock in enumerate(self._locks[: board["limit"]]) if number != turn.number]
-        if turn.bytes_per_s <= 0 or turn.number < 0 or any(_is_free(lock.path) for lock in others):
+        if turn.bytes_per_s <= 0 or not turn.readers == board["limit"] == self._readers(turn):
             return
-        rates = {int(count): rate for count, rate in board["rates"].items()}
-        rates[board["limit"]] = turn.bytes_per_s * board["limit"]
-        with contextlib.suppress(OSError):
-            write_whole(
-                self._folder / "rates.json", json.dumps({"limit": next_limit(board["limit"], rates), "rates": rates})
-            )
+        rates = {**board["rates"], board["limit"]: turn.bytes_per_s * board["limit"]}
+        new = {"limit": next_limit(board["limit"], rates), "rates": rates}
+        write_whole(self._folder / "rates.json", json.dumps(new))
 
 
 def _is_free(path: Path) -> bool:
@@ -166,6 +175,8 @@ class StoreTurns:
                 time.sleep(_POLL_S)
                 number = self._try()
         turn = _StoreTurn(self, -1 if number is None else number)
+        with contextlib.suppress(RuntimeError):
+            turn.readers = self._readers(turn)
         try:
             yield turn
             with contextlib.suppress(RuntimeError):
@@ -205,9 +216,15 @@ class StoreTurns:
         board: dict[str, Any] = json.loads(self._store.compare_set(f"{self._prefix}/rates", "", first))
         return board
 
+    def _readers(self, turn: Turn) -> int:
+        """Return how many read, where all turns are taken, and this is one of them; else 0."""
+        limit: int = self._board()["limit"]
+        is_full = not any(self._value(number) == "free" for number in range(limit))
+        return limit if 0 <= turn.number < limit and is_full else 0
+
     def _learn(self, turn: Turn) -> None:
         board = self._board()
-        if turn.bytes_per_s <= 0 or turn.number < 0 or any(self._value(n) == "free" for n in range(board["limit"])):
+        if turn.bytes_per_s <= 0 or not turn.readers == board["limit"] == self._readers(turn):
             return
         rates = {int(count): rate for count, rate in board["rates"].items()}
         rates[board["limit"]] = turn.bytes_per_s * board["limit"]

@@ -14,7 +14,7 @@ import pytest
 import shoal
 from benchmarks.bad_input_asked import Row
 from benchmarks.bad_input_packs import broken_packs
-from benchmarks.bad_input_sources import changing, hostile_tars
+from benchmarks.bad_input_sources import changing, hostile_tars, no_text
 from shoal.core.errors import DataError
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import Pack
@@ -53,6 +53,26 @@ def test_a_sample_that_lacks_a_column_is_named_or_skipped(row: int, tmp_path: Pa
     with pytest.raises(DataError, match=f"row {row}: there is no column 'label'; it has x"):
         pack(rows, tmp_path / "a.pack", compression="none", report=Quiet())
     manifest = pack(rows, tmp_path / "a.pack", compression="none", on_error="skip", report=Quiet())
+    assert (manifest.num_rows, manifest.skipped) == (79, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "bad", "why"),
+    [
+        (0, "half \ud800", r"column 'text': character 5 is \\ud800, which no text has"),
+        (70, "half \ud800", r"column 'text': character 5 is \\ud800, which no text has"),
+        (70, np.array([65, 255], np.uint8), "column 'text' is not UTF-8: byte 1 is wrong"),
+        (70, b"bytes", "column 'text' has a bytes, not a str"),
+    ],
+)
+def test_what_is_no_text_is_named_or_skipped(bad: Any, why: str, row: int, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"text {number}"} for number in range(80)]
+    rows[row] = {"text": bad}
+    options: dict[str, Any] = {"columns": {"text": "text"}, "compression": "none", "report": Quiet()}
+    with pytest.raises(DataError, match=f"row {row}: {why}"):
+        pack(rows, tmp_path / "a.pack", **options)
+    assert list(tmp_path.iterdir()) == []
+    manifest = pack(rows, tmp_path / "a.pack", **options, on_error="skip")
     assert (manifest.num_rows, manifest.skipped) == (79, 1)
 
 
@@ -127,7 +147,7 @@ def test_a_limit_on_the_size_of_files_is_named_and_smaller_parts_fit(tmp_path: P
     assert Pack(tmp_path / "a.pack").num_rows == 1000
 
 
-@pytest.mark.parametrize("case", [broken_packs, changing, hostile_tars])
+@pytest.mark.parametrize("case", [broken_packs, changing, hostile_tars, no_text])
 def test_bad_input_is_answered_as_the_benchmark_says(case: Callable[[Path], list[Row]], tmp_path: Path) -> None:
     rows = case(tmp_path)
     assert len(rows) > 5

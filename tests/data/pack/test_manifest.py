@@ -55,6 +55,8 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no parts": (lambda m: m.update(parts=[], num_rows=0), "no columns or no parts"),
     "a file outside": (lambda m: m["parts"][0]["files"][0].update(name="../x"), "lies outside the pack"),
     "a file of another part": (lambda m: m["parts"][0].update(name="00001"), "part 00001 has"),
+    "counts of rows": (lambda m: m["parts"][0].update(packed_rows={"t": [1]}), "packed_rows has not 0 counts"),
+    "a width": (lambda m: m.update(row_widths=[-1]), "a width in row_widths is -1, not a count"),
     "a negative count": (lambda m: m["parts"][0].update(num_rows=-1), "is -1, not a count"),
     "an unknown kind": (lambda m: m["columns"][0].update(kind="tensor"), "has the kind 'tensor'"),
     "an unknown dtype": (lambda m: m["columns"][0].update(dtype="float31"), "Did you mean 'float32'"),
@@ -96,6 +98,8 @@ def test_a_torn_manifest_is_refused(copy: Path) -> None:
 def test_a_folder_that_is_no_pack_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no manifest.json. Make one with: shoal pack"):
         Pack(tmp_path)
+    with pytest.raises(DataError, match=r"s3://bucket/a.pack is an address, .*: shoal.View\(stage\('s3://bucket/"):
+        Pack(Path("s3://bucket/a.pack"))
     with pytest.raises(DataError, match="there is no pack"):
         Pack(tmp_path / "nowhere.pack")
     (tmp_path / "half.pack.unfinished").mkdir()

@@ -42,6 +42,15 @@ def test_a_folder_that_links_to_itself_is_refused_and_links_elsewhere_are_follow
         open_source(tree, kind="folder")
 
 
+def test_folders_that_link_to_each_other_are_refused(tmp_path: Path) -> None:
+    for own, other in (("a", "b"), ("b", "a")):
+        (tmp_path / own).mkdir()
+        (tmp_path / own / "1.txt").write_text(own)
+        (tmp_path / own / "other").symlink_to(tmp_path / other)
+    with pytest.raises(ConfigError, match=r"(a|b)/other/other is a link to a folder above itself"):
+        open_source(tmp_path, kind="folder")
+
+
 def test_a_pickle_in_lmdb_is_refused_unless_somebody_decodes_it(tmp_path: Path) -> None:
     import lmdb
 

@@ -9,6 +9,7 @@ import http.server
 import json
 import sys
 import threading
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ class FileServer(http.server.ThreadingHTTPServer):
         """How often a file is still to be sent with one byte of its middle changed."""
         self.gates: dict[str, threading.Event] = {}
         """A file that has one is sent up to its middle, and on when the event is set."""
+        self.moved: dict[str, str] = {}
+        """Where a file is instead."""
+        self.queries: set[str] = set()
+        """Those of all that were asked for."""
         self.reached = threading.Event()
         """Set when a gate has been reached."""
 
@@ -47,7 +52,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: FileServer
 
     def do_GET(self) -> None:
-        name = self.path.lstrip("/")
+        asked = urllib.parse.urlsplit(self.path)
+        name = asked.path.lstrip("/")
+        self.server.queries.add(asked.query)
+        if name in self.server.moved:
+            self.send_response(302)
+            self.send_header("Location", self.server.moved[name])
+            self.end_headers()
+            return
         path = self.server.root / name
         if not path.is_file():
             self.send_error(404)

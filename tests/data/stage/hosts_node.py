@@ -27,7 +27,7 @@ def main(pack: str, home: str, host: str, port: int, index: int) -> None:
             threading.Event().wait(0.01)
         print("joined", flush=True)
         for part in range(len(staged.manifest.parts)):
-            staged.path_of(part, timeout_s=TIMEOUT_S)
+            staged.path_of(part)
             print(json.dumps({"part": part}), flush=True)
         found = {**staged.report(), "listens": staged._server.address if staged._server else None}
         print(json.dumps(found), flush=True)

@@ -2,20 +2,24 @@
 
     python -m tests.data.stage.stage_worker PACK FOLDER DESK
 
-Prints a line with its copy and whether it leads when asked by a line on its input; ends with the input.
+Prints a line with its copy and the process that sweeps it, and one with whether it leads when asked by a line on its
+input; ends with the input.
 """
 
 import json
 import sys
 from pathlib import Path
 
+from shoal.data.stage.agent import Staging
 from shoal.data.stage.staging import stage
 
 
 def main(pack: str, folder: str, desk: str) -> None:
     """Stage, and answer."""
     with stage(pack, to=folder, desk=Path(desk)) as staged:
-        print(json.dumps({"path": str(staged.path)}), flush=True)
+        assert isinstance(staged, Staging)
+        sweeper = staged._sweeper.pid if staged._sweeper is not None else None
+        print(json.dumps({"path": str(staged.path), "sweeper": sweeper}), flush=True)
         for line in sys.stdin:
             if line.startswith("wait"):
                 staged.wait(timeout_s=60)

@@ -11,12 +11,12 @@ import pytest
 from shoal.comm.store import host_store
 from tests.data.stage.file_server import serving
 from tests.data.stage.packs import differing, make_pack
-from tests.support.hosts import hosts, why_not
+from tests.support.hosts import hosts
 
 TIMEOUT_S = 120.0
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+@pytest.mark.usefixtures("_needs_hosts")
 def test_a_node_is_cut_off_in_the_middle_and_the_others_finish_from_one_reading(tmp_path: Path) -> None:
     make_pack(tmp_path / "source" / "a.pack", num_parts=3, part_bytes=4_000_000)
     with hosts(count=3, rate="1gbit") as cluster, serving(tmp_path / "source", cluster.machine) as server:

@@ -144,11 +144,11 @@ def test_a_part_that_is_wrong_at_the_source_is_named_and_the_others_come(small: 
     small.server.wrong["a.pack/parts/00001.arrow"] = 1000
     nodes = [small.add() for _ in range(2)]
     for node in nodes:
-        assert node.path_of(2, timeout_s=TIMEOUT_S) == node.path
+        assert node.path_of(2) == node.path
         with pytest.raises(
             DataError, match=r"parts/00001.arrow of http.* is not what its manifest says: checksum \w+ ins"
         ):
-            node.path_of(1, timeout_s=TIMEOUT_S)
+            node.path_of(1)
         assert node.have() == [0, 2]
 
 
@@ -234,11 +234,11 @@ def test_nodes_that_want_different_parts_get_theirs_and_each_is_read_once(tmp_pa
         first, second = nodes.add(parts=[0, 1]), nodes.add(parts=[2, 1])
         for node, parts in ((first, [0, 1]), (second, [1, 2])):
             for part in parts:
-                node.path_of(part, timeout_s=TIMEOUT_S)
+                node.path_of(part)
             assert node.have() == parts
         assert nodes.reads == {"00000": 1, "00001": 1, "00002": 1, "00003": 0}
         with pytest.raises(DataError, match=r"parts/00003.arrow of http.* did not fit"):
-            first.path_of(3, timeout_s=TIMEOUT_S)
+            first.path_of(3)
 
 
 def test_a_node_that_comes_late_gets_all_from_the_others(small: Nodes) -> None:

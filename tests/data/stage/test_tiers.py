@@ -1,10 +1,23 @@
 """Where a pack goes: the choice by arithmetic, and this machine's real storage."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from shoal.data.stage.tiers import Tier, available_memory, choose, find_tiers, is_memory, places, room, source_rate
+from shoal.core.errors import ConfigError
+from shoal.core.host import available_memory
+from shoal.data.stage.copies import Desk, folder_in, folder_of
+from shoal.data.stage.tiers import (
+    Tier,
+    choose,
+    find_tiers,
+    given_tier,
+    is_memory,
+    places,
+    room,
+    source_rate,
+)
 
 MEMORY = Tier("memory", Path("/m"), 8e9, 180)
 DISK = Tier("local", Path("/d"), 3e9, 900)
@@ -61,3 +74,30 @@ def test_room_keeps_a_reserve_and_a_file_system_in_memory_has_no_more_than_memor
 def test_the_rate_of_the_source_is_that_of_reading_a_part(tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(bytes(100_000))
     assert source_rate(tmp_path / "part") > 0
+
+
+@pytest.mark.parametrize("how", ["a link", "another user's"])
+def test_no_copy_goes_into_a_folder_that_somebody_else_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    desk, folder = Desk(tmp_path / "desk"), folder_in(tmp_path)
+    if how == "a link":
+        (tmp_path / "theirs").mkdir()
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+        folder = folder.rename(folder_in(tmp_path))
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        given_tier(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        desk.join(folder_of(tmp_path, "a.pack"), timeout_s=1)
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folder_of_copies_is_closed_to_others_even_if_it_was_open(tmp_path: Path) -> None:
+    folder_in(tmp_path).mkdir(mode=0o777)
+    desk = Desk(tmp_path / "desk")
+    desk.join(folder_of(tmp_path, "a.pack"), timeout_s=1)
+    assert folder_in(tmp_path).stat().st_mode & 0o777 == 0o700
