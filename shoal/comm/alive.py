@@ -5,9 +5,9 @@ and a worker that waits for somebody else hangs until the group's timeout. So, i
 
 1. twice a second it writes its beat into the store and reads the beats of the 16 workers after it, and the verdict;
 2. a worker whose beat has not moved for `silent_s`, or whose process has ended, as those of its host can see, is
-   written into the verdict, once: the first one to write wins, so all survivors name the same. The launcher, who sees
-   a process end, writes there at once (`report_gone`), and so does a worker that fails by itself. One that leaves in
-   order says so, and is not missed;
+   written into the verdict, once: the first one to write wins, so all survivors name the same. A worker that fails by
+   itself writes there at once; one that leaves in order says so, and is not missed. A launcher of ours, who sees a
+   process end, ends the others, or tells them by way of `members`: what is heard there comes in by `give_up`;
 3. when there is a verdict, pending operations of all groups are made to fail, and later ones, too (Gloo may let one
    wait for the group's timeout that is in the middle of a message: `Watch.wait` does not);
 4. the error that the main thread then gets is replaced by PeerLost with the verdict (`blame`, the end of `watching`);
@@ -66,13 +66,6 @@ def watching(store: dist.Store, rank: Rank, *, timeout_s: float, silent_s: float
         raise blamed from error
     finally:
         watch.close()
-
-
-def report_gone(store: dist.Store, worker: int, why: str) -> None:
-    """Tell all workers that `worker` is gone, and `why`, as "was killed by SIGKILL". Called by whoever knows it."""
-    shared = dist.PrefixStore(_PREFIX, store)
-    who = json.loads(shared.get(who_is(worker))) if shared.check([who_is(worker)]) else {"host": "not there yet"}
-    shared.compare_set(_VERDICT, "", f"worker {worker} ({who['host']}) {why}")
 
 
 class Watch:
@@ -165,8 +158,7 @@ class Watch:
         beats = list(map(beat_of, workers))
         pause_s = _PAUSE_S
         while not self._store.check(beats):
-            if CALLS.lost is not None:
-                raise PeerLost(CALLS.lost)
+            CALLS.check()
             if time.monotonic() > end_s:
                 missing = [worker for worker in workers if not self._store.check([beat_of(worker)])]
                 number = self._rank.number_of(missing[0]) if missing else 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.comm.torch_private import Recorded, collective_counts, collective_moves, groups_of, recorded_collectives
+from shoal.core.errors import PeerLost
 
 _MOST_BUCKETS = 64
 
@@ -67,6 +68,11 @@ class Calls:
     def note_bucket(self, numel: int, index: int) -> None:
         """Say which bucket of gradients the next collective of `numel` elements is."""
         self._buckets.append((numel, index))
+
+    def check(self) -> None:
+        """Raise PeerLost if it is known that waiting for the others is in vain."""
+        if self.lost is not None:
+            raise PeerLost(self.lost)
 
     @contextlib.contextmanager
     def waiting_in(self, what: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from shoal.comm.torch_private import timeout_of
+from shoal.comm.traffic import TRAFFIC
 
 # The names of torch 2.12 and before, which newer ones warn of.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -16,6 +17,7 @@ _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or di
 
 __all__ = [
     "ProcessGroup",
+    "ReduceOp",
     "Waiting",
     "Work",
     "all_gather_into",
@@ -71,7 +73,9 @@ def all_gather_into(
     out: torch.Tensor, part: torch.Tensor, group: ProcessGroup, *, async_op: bool = False
 ) -> Work | None:
     """Put the parts of all workers of `group` one after the other into `out`."""
+    begin = None if async_op else TRAFFIC.begin(out)
     work: Work | None = _all_gather_single(out, part, group=group, async_op=async_op)
+    TRAFFIC.end(begin, "all-gather", "engine", out)
     return work
 
 
@@ -79,7 +83,9 @@ def reduce_scatter_into(
     out: torch.Tensor, whole: torch.Tensor, group: ProcessGroup, *, op: ReduceOp.RedOpType, async_op: bool = False
 ) -> Work | None:
     """Put this worker's part of the sum of all `whole` over `group` into `out`."""
+    begin = None if async_op else TRAFFIC.begin(whole)
     work: Work | None = _reduce_scatter_single(out, whole, op=op, group=group, async_op=async_op)
+    TRAFFIC.end(begin, "reduce-scatter", "engine", whole)
     return work
 
 

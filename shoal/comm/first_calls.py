@@ -47,11 +47,14 @@ _NAMES = {
 }
 
 
-def comparing_calls() -> AbstractContextManager[object]:
-    """Return what to be in for the collectives of a step to be compared; nothing where there is no group of Gloo's."""
+def comparing_calls(engine: str) -> AbstractContextManager[object]:
+    """Return what to be in for the collectives of a step to be compared; nothing where there is no group of Gloo's.
+
+    Of several runs in one group (`shoal bench engines`), each has another `engine`.
+    """
     if not dist.is_initialized() or dist.group.WORLD is None or dist.get_backend() != "gloo":
         return nullcontext()  # NCCL waits instead, and `fault.watch` says in what
-    return _Comparing(dist.PrefixStore("first calls", store_of(dist.group.WORLD)), dist.get_rank())
+    return _Comparing(dist.PrefixStore(f"first calls of {engine}", store_of(dist.group.WORLD)), dist.get_rank())
 
 
 class _Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,9 +4,10 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,15 @@ import torch.distributed as dist
 from shoal.comm.calls import CALLS
 from shoal.comm.rank import Rank
 from shoal.comm.staged import staged_backend
-from shoal.comm.torch_private import abandon_groups, calm_gloo, forget_meshes, record_collectives, set_timeout
+from shoal.comm.torch_private import (
+    abandon_groups,
+    calm_gloo,
+    forget_meshes,
+    record_collectives,
+    set_timeout,
+    store_of,
+    timeout_of,
+)
 
 FORM_S = 60.0
 """How long workers that have just agreed to form a group wait for each other: if one does not come, they agree anew."""
@@ -61,9 +70,18 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
         forget_meshes()
 
 
+def all_workers() -> dist.ProcessGroup:
+    """Return the group of all workers."""
+    assert dist.group.WORLD is not None, "a worker alone has none"
+    return dist.group.WORLD
+
+
 def new_group() -> dist.ProcessGroup:
-    """Return another group of all workers, for a thread that has it for itself. Called by every worker."""
-    group: dist.ProcessGroup = dist.new_group()
+    """Return another group of all workers, for a thread that has it for itself. Called by every worker.
+
+    Its operations wait as long as those of the first: of itself torch gives it half an hour.
+    """
+    group: dist.ProcessGroup = dist.new_group(timeout=timeout_of(dist.group.WORLD))
     return group
 
 
@@ -71,6 +89,36 @@ def all_reduce_sum(tensor: torch.Tensor) -> dist.Work:
     """Start summing `tensor` over all workers, in place; after `.wait()` on what is returned, the sum is there."""
     work: dist.Work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True)
     return work
+
+
+def reduce_over(tensor: torch.Tensor, op: str, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Return `tensor`, reduced in place over `group` (None: all workers) by sum, min, max or product."""
+    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op.upper()), group=group)
+    return tensor
+
+
+def tell_all(value: Any, *, source: int = 0) -> Any:
+    """Return what worker `source` gives, on every worker; it must bear pickling. Called by every worker."""
+    told = [value]
+    dist.broadcast_object_list(told, src=source)
+    return told[0]
+
+
+@torch.no_grad()
+def begin_alike(tensors: Iterable[torch.Tensor]) -> None:
+    """Let every worker have worker 0's numbers in `tensors`. Called by every worker, with the same shapes."""
+    for work in [dist.broadcast(tensor, src=0, async_op=True) for tensor in tensors]:
+        work.wait()
+
+
+def is_joined() -> bool:
+    """Return whether this process is in a group of workers already."""
+    return bool(dist.is_initialized())
+
+
+def world_store() -> dist.Store:
+    """Return the store through which all workers, whoever has joined them, found each other."""
+    return store_of(dist.group.WORLD)
 
 
 def barrier() -> None:

@@ -46,12 +46,14 @@ def agree_least(value: float) -> float:
     return float(tensor.item())
 
 
-def time_all_reduces(device: torch.device, *, seconds: float) -> list[tuple[int, float]]:
-    """Return (bytes, seconds of one all-reduce) for sizes from 4 KB on; takes about `seconds`.
+def time_all_reduces(
+    device: torch.device, *, seconds: float, sizes: Sequence[int] | None = None
+) -> list[tuple[int, float]]:
+    """Return (bytes, seconds of one all-reduce) for `sizes`, by default from 4 KB on; takes about `seconds`.
 
     Called by every worker.
     """
-    sizes = GPU_MESSAGE_BYTES if device.type == "cuda" else MESSAGE_BYTES
+    sizes = sizes or (GPU_MESSAGE_BYTES if device.type == "cuda" else MESSAGE_BYTES)
     calls = [partial(_all_reduce, torch.zeros(size // 4, device=device)) for size in sizes]
     if device.type == "cuda":
         settle = partial(torch.cuda.synchronize, device)

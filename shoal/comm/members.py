@@ -1,12 +1,15 @@
 """What the launcher and its workers tell each other of who is there; all of it under one prefix of the store.
 
-    awaited            the members that the launcher has started together: the first list waits for all of them
+    awaited            the members that launchers have started together: a list waits for all of them, but for the dead
     dead MEMBER        this process has ended, and why; written by the launcher, or by members who give one up
+    last NUMBER        nobody is started any more as worker NUMBER; written by the launcher
     now                the number of the last generation whose list is closed
     list G             who is in generation G, in the order of ranks (fault/membership.py)
     news G, news G/N   how much there is to hear in generation G, and each piece: that it is over, that one waits, ...
     finished           the run has come to its end: nobody need join it any more
     done MEMBER        this process has done what it had to, and ends in order
+    over               a worker has failed, and the launchers of all hosts end the others
+    ended              how many hosts have no worker any more that trains
 
 A member is called NUMBER.START: "3.0" is worker 3, "3.1" the process that replaced it.
 """
@@ -19,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 PREFIX = "members"
-AWAITED, NOW, FINISHED = "awaited", "now", "finished"
+AWAITED, NOW, FINISHED, OVER, ENDED = "awaited", "now", "finished", "over", "ended"
 
 
 def members_of(store: dist.Store) -> dist.Store:
@@ -37,18 +40,40 @@ def number_of(member: str) -> int:
     return int(member.partition(".")[0])
 
 
+def first_names(numbers: Iterable[int]) -> list[str]:
+    """Return what the first processes of these workers are called."""
+    return [member_name(number, 0) for number in numbers]
+
+
 def await_members(members: dist.Store, names: Iterable[str]) -> None:
-    """Say who is started together. Called by the launcher, before it starts them."""
-    members.set(AWAITED, json.dumps(list(names)))
+    """Say who is started together. Called by a launcher, before it starts them; there may be one on each host."""
+    names, before = list(names), b""
+    while True:
+        known = json.loads(before) if before else []
+        after = json.dumps([*known, *(name for name in names if name not in known)])
+        found = members.compare_set(AWAITED, before.decode(), after)
+        if found == after.encode():
+            return
+        before = found
 
 
-def tell_dead(members: dist.Store, member: str, why: str, *, host: str = "") -> None:
+def tell_dead(members: dist.Store, member: str, why: str) -> None:
     """Say that `member` has ended, and end the generation that it may be in."""
-    members.compare_set(dead_key(member), "", json.dumps({"why": why, "host": host, "time": time.time()}))
+    members.compare_set(dead_key(member), "", json.dumps({"why": why, "time": time.time()}))
     # Members of a list that is closed only after this was read find the word above: they look there once more.
     generation = last_generation(members)
     if generation is not None and member in [each["name"] for each in json.loads(members.get(list_key(generation)))]:
         tell(members, generation, over=f"worker {number_of(member)} {why}")
+
+
+def tell_last(members: dist.Store, number: int) -> None:
+    """Say that nobody is started any more as worker `number`. Called by the launcher, when that one is lost."""
+    members.set(last_key(number), "1")
+
+
+def last_key(number: int) -> str:
+    """Return where it stands that nobody is started any more as worker `number`."""
+    return f"last {number}"
 
 
 def list_key(generation: int) -> str:

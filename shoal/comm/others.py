@@ -1,8 +1,11 @@
 """What a worker knows of the others, and what they write into the store: the small change of `alive`."""
 
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+
+from shoal.core.host import host_id
 
 WATCHED = 16
 """How many workers each one looks after: so many must die at once for one to go unnoticed until the next is named."""
@@ -17,7 +20,8 @@ class Other:
     host: str = ""
     address: str = ""
     process: int = 0
-    """Its number, and where such numbers are of one kind: those of a container are others than its host's."""
+    """Its number, and where such numbers are of one kind: those of a container are others than its host's, and those of
+    two hosts that have one name are, too."""
     processes: int = 0
     beat: str = ""
     silent_s: float = 0.0
@@ -34,7 +38,8 @@ def process_of_this() -> dict[str, int]:
         processes = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:  # not Linux: nobody can look
         processes = 0
-    return {"process": os.getpid(), "processes": processes}
+    # Outside of containers the kernel gives these the same sign on every host.
+    return {"process": os.getpid(), "processes": processes and zlib.crc32(host_id().encode()) << 64 | processes}
 
 
 def is_gone(other: Other, host: str) -> bool:

@@ -58,6 +58,20 @@ def read_rank(env: Mapping[str, str] = os.environ) -> Rank | None:
     return None
 
 
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def variables_of(env: Mapping[str, str]) -> list[str]:
+    """Return those of the variables that torchrun sets, or whoever does as it does, which are in `env`."""
+    return [name for name in _RANK_VARIABLES if name in env]
+
+
+def left_over(env: Mapping[str, str]) -> list[str]:
+    """Return those that no launcher of this process has set, but a shell, or a launcher before."""
+    is_started = "TORCHELASTIC_RUN_ID" in env or MEMBER in env or ("SLURM_PROCID" in env and _is_srun_step(env))
+    return [] if is_started else variables_of(env)
+
+
 def _torchrun(env: Mapping[str, str]) -> Rank:
     return Rank(
         index=_number(env, "RANK"),
@@ -66,7 +80,7 @@ def _torchrun(env: Mapping[str, str]) -> Rank:
         local_workers=_number(env, "LOCAL_WORLD_SIZE", default=env["WORLD_SIZE"]),
         store_host=env.get("MASTER_ADDR", "127.0.0.1"),
         store_port=_number(env, "MASTER_PORT"),
-        store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        store_is_hosted=_is_hosted(env),
         member=env.get(MEMBER, ""),
     )
 
@@ -82,8 +96,12 @@ def _srun(env: Mapping[str, str]) -> Rank:
         # srun sets this address on every node; on one node nothing need listen beyond loopback.
         store_host=env.get("MASTER_ADDR") or ("127.0.0.1" if nodes == 1 else _first_host(env)),
         store_port=_number(env, "MASTER_PORT", default=str(_port_of_step(env))),
-        store_is_hosted=False,
+        store_is_hosted=_is_hosted(env),
     )
+
+
+def _is_hosted(env: Mapping[str, str]) -> bool:
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _is_srun_step(env: Mapping[str, str]) -> bool:

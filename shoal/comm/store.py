@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from shoal.comm.listening import listen
 from shoal.comm.rank import Rank
-from shoal.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
@@ -17,12 +17,15 @@ def host_store(*, host: str, port: int = 0, timeout_s: float) -> tuple[dist.TCPS
     The socket is bound here and handed over: TCPStore by itself would listen on every interface, and a port that was
     free a moment ago can be taken when it comes to bind it.
     """
-    try:
-        server = socket.create_server((host, port))
-    except OSError as error:
-        raise ConfigError(f"the rendezvous store cannot listen on {host}:{port}: {error}.") from None
-    port = server.getsockname()[1]
-    store = dist.TCPStore(
+    server = listen(host, port)
+    bound = server.getsockname()[1]
+    return serve(server, timeout_s=timeout_s), bound
+
+
+def serve(server: socket.socket, *, timeout_s: float) -> dist.TCPStore:
+    """Return a store for those who connect to `server`, or have already; the socket is the store's from now on."""
+    host, port = server.getsockname()[:2]
+    return dist.TCPStore(
         host,
         port,
         is_master=True,
@@ -30,17 +33,20 @@ def host_store(*, host: str, port: int = 0, timeout_s: float) -> tuple[dist.TCPS
         timeout=timedelta(seconds=timeout_s),
         master_listen_fd=server.detach(),
     )
-    return store, port
 
 
 def connect(rank: Rank, *, timeout_s: float) -> dist.Store:
     """Return a connection to the store, which worker 0 hosts where the launcher does not. Called by every worker."""
     if rank.index == 0 and not rank.store_is_hosted:
         return host_store(host=rank.store_host, port=rank.store_port, timeout_s=timeout_s)[0]
-    return dist.TCPStore(
-        rank.store_host,
-        rank.store_port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    return reach_store(rank.store_host, rank.store_port, timeout_s=timeout_s)
+
+
+def reach_store(host: str, port: int, *, timeout_s: float) -> dist.Store:
+    """Return a connection to a store that another process hosts."""
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def lone_store() -> dist.Store:
+    """Return a store for a worker alone, whose engine wants a group all the same: nobody else can reach it."""
+    return dist.HashStore()

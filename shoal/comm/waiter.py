@@ -56,9 +56,12 @@ class Waiter:
 
 
 def _serve(errands: "SimpleQueue[_Errand | None]") -> None:
-    for operation, answer in iter(errands.get, None):
+    while (errand := errands.get()) is not None:
+        operation, answer = errand
         try:
             operation()
         except BaseException as error:  # it is the caller's
             answer.error = error
+        del errand, operation  # or what it has sent or received would stay in memory until the next one
         answer.is_there.set()
+        del answer

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.comm.algorithms.wire import Guard
 from shoal.comm.collectives import ProcessGroup, Work, start_exchange, start_gather, start_sum
+from shoal.comm.traffic import TRAFFIC
 
 
 class Collectives(Protocol):
@@ -51,14 +52,16 @@ class GroupCollectives:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """See Collectives."""
-        self._wait(start_sum(tensor, self._group), tensor)
+        with TRAFFIC.timing("all-reduce", "engine", tensor):
+            self._wait(start_sum(tensor, self._group), tensor)
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         """See Collectives."""
         if sizes is not None:  # the engines gather only what has one size everywhere
             return self.all_to_all([tensor] * self.count, sizes)
-        parts, work = start_gather(tensor, self._group)
-        self._wait(work, tensor)
+        with TRAFFIC.timing("all-gather", "engine", tensor):
+            parts, work = start_gather(tensor, self._group)
+            self._wait(work, tensor)
         return parts
 
     def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -69,7 +72,8 @@ class GroupCollectives:
         sent = torch.cat([part for other, part in enumerate(parts) if other != self.index] or [own[:0]])
         received = own.new_empty(sum(takes))
         if self.count > 1:
-            self._wait(start_exchange(received, sent, takes, gives, self._group), sent)
+            with TRAFFIC.timing("all-to-all", "engine", sent):
+                self._wait(start_exchange(received, sent, takes, gives, self._group), sent)
         pieces = list(torch.split(received, takes))
         pieces[self.index] = own
         return pieces

@@ -12,6 +12,7 @@ a pipeline   with the step         after the last backward
 """
 
 from shoal.spec.plan import Plan
+from shoal.spec.sync import CODECS, WHOLE_CODECS
 
 
 def on_ddp(plan: Plan) -> bool:
@@ -37,3 +38,24 @@ def scatters_each(plan: Plan) -> bool:
 def scatters_after(plan: Plan) -> bool:
     """Return whether gradients are sent only when all backwards are done, beside nothing."""
     return on_fsdp2(plan) and plan.mesh.pipeline > 1
+
+
+def codecs_for(plan: Plan) -> tuple[str, ...]:
+    """Return the codecs that gradients can go through under `plan`: what `codec = "auto"` is chosen from."""
+    if why_no_codec(plan):
+        return ()
+    whole = () if plan.mesh.keeps_whole else WHOLE_CODECS
+    return tuple(name for name in CODECS if name not in ("none", "auto", *whole))
+
+
+def why_no_codec(plan: Plan) -> str:
+    """Return why gradients can go through no codec under `plan`; "" where they can through some."""
+    if plan.engine == "deepspeed":
+        return "DeepSpeed sends gradients as they are"
+    if plan.sync.mode not in ("all-reduce", "local"):
+        return f"sync.mode={plan.sync.mode!r} sends gradients as they are"
+    if plan.zero and plan.mesh.replicate > 1:
+        return "beside shards, FSDP2 sums over the copies by itself, without an entry for a codec"
+    if not plan.zero and not plan.mesh.keeps_whole:
+        return "a codec takes whole models, or the shards of ZeRO"
+    return ""

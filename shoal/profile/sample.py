@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import default_collate
 
 from shoal.core.errors import DataError
-from shoal.spec.job import Job
+from shoal.spec.call import plain
+from shoal.spec.job import Job, is_stream
 
 _DISTINCT_SAMPLES = 4
 """Enough to meet samples of unequal length; loading more would cost more than the trace."""
@@ -18,11 +19,13 @@ _DISTINCT_SAMPLES = 4
 
 def sample_batch(job: Job, size: int) -> Any:
     """Return a batch of `size` samples, made of a few real ones from all over the data."""
-    distinct = min(size, len(job.data), _DISTINCT_SAMPLES)
-    indices = [position * len(job.data) // distinct for position in range(distinct)]
+    distinct = min(size, job.largest_batch, _DISTINCT_SAMPLES)
+    indices = list(range(distinct))
+    if not is_stream(job.data):
+        indices = [position * len(job.data) // distinct for position in indices]
     try:
-        samples = _load(job.data, indices)
-        return (job.collate or default_collate)([samples[i % distinct] for i in range(size)])
+        samples = job.data.head(distinct) if is_stream(job.data) else _load(job.data, indices)
+        return plain((job.collate or default_collate)([samples[i % len(samples)] for i in range(size)]))
     except Exception as error:
         raise DataError(
             f"samples {', '.join(map(str, indices))} of Job.data cannot be made into a batch: "

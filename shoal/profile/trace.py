@@ -27,7 +27,7 @@ from shoal.profile.recorder import Recorder, Visit
 from shoal.profile.sample import process_untouched, sample_batch
 from shoal.profile.summary import as_layer, is_regular, merged, owned_tensors
 from shoal.profile.torch_private import FakeCopyMode, FakeTensor, FakeTensorMode, tree_map_only
-from shoal.profile.transformers_private import unpacked_samples
+from shoal.profile.transformers_private import on_fake_tensors
 from shoal.profile.vocabulary import find_vocabularies
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
@@ -39,7 +39,7 @@ def trace(job: Job, *, micro_batch: int, precision: str, gpu: bool = False) -> P
 
     Raises PlanError where the job cannot be traced.
     """
-    with process_untouched(), unpacked_samples(), kernels.gpu_kernels() if gpu else contextlib.nullcontext():
+    with process_untouched(), on_fake_tensors(), kernels.gpu_kernels() if gpu else contextlib.nullcontext():
         batches = [sample_batch(job, size) for size in (micro_batch, 2 * micro_batch)]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         try:

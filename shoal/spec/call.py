@@ -1,5 +1,6 @@
 """How a Job's model is called: one rule, for training, evaluation and tracing."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.spec.job import Job
@@ -10,9 +11,14 @@ def call_model(model: Any, job: Job, batch: Any) -> Any:
     inputs = _first(batch) if job.inputs is None else job.inputs(batch)
     if isinstance(inputs, tuple):
         return model(*inputs)
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(inputs)
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch that is some other mapping, such as the BatchEncoding of a tokenizer, as a dict; others as is."""
+    return dict(batch) if isinstance(batch, Mapping) and not isinstance(batch, dict) else batch
 
 
 def _first(batch: Any) -> Any:

@@ -18,10 +18,11 @@ class Communication:
     bucket_bytes: int
     """Gradients travel in buckets of about this size, while backward still computes."""
     codec: str = "none"
+    """What gradients go through; with `sync.codec = "auto"`, what that is here."""
     codec_why: str = ""
     inside: Link | None = None
-    """Between two workers of one host, where it was measured."""
+    """Between two workers of one host, as it was measured at the start or as the cluster's file names it."""
     between: Link | None = None
-    """Between two hosts."""
+    """Between two hosts, likewise."""
     copied: Link | None = None
     """Between workers of one host for what is copied through its memory, where several hosts have several workers."""

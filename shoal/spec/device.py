@@ -64,6 +64,8 @@ class Link:
     """Whether it works beside the device's computing; not where the same cores do both."""
     crowd_s: float = 0.0
     """What each further message at the same time adds to the latency, where workers share the cores that send."""
+    guessed: bool = False
+    """Whether it only stands for one that nobody has named or measured: predictions go by it, and runs measure."""
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:

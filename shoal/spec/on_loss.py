@@ -17,6 +17,9 @@ class OnLoss:
     """How often each worker is started anew, at most. The others go on without one that is not."""
     wait_s: float = 120.0
     """How long the others wait for a replacement, where without it they do not hold the whole model."""
+    replan: bool = False
+    """Whether they go on with a shorter tensor or pipeline axis where no replacement comes: each then holds more of the
+    model, and must have the memory for it. Otherwise the run ends."""
     snapshot: str = "auto"
     """How often what only one worker holds is copied: after so many steps; auto: so that it costs next to nothing;
     never: what a lost worker alone held is read from the last checkpoint."""

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field, fields
 
 from shoal.core.errors import PlanError, did_you_mean
+from shoal.spec.engine import check_engine
 from shoal.spec.on_loss import OnLoss
 from shoal.spec.parts import parts
 from shoal.spec.sync import Sync
@@ -14,6 +15,7 @@ RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 STAGING = ("auto", "off", "memory", "local", "scratch", "project")
 """Words for where packs are staged; anything else is a folder."""
+MOST_THREADS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,31 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a worker loads its samples."""
+
+    threads: int = 0
+    """How many threads load batches. 0: of a pack, as many as the worker computes with, up to 8; of another dataset 1,
+    for nobody knows whether it bears several."""
+    workers: int = 0
+    """How many processes load batches instead: for datasets and transforms in Python, of which one thread runs at a
+    time. 0: threads load."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.workers <= MOST_THREADS:
+            raise PlanError(f"loading.workers={self.workers}: from 1 to {MOST_THREADS} processes load; 0: threads do.")
+        if self.workers and self.threads:
+            raise PlanError(
+                f"loading.workers={self.workers} beside loading.threads={self.threads}: processes load, or threads do. "
+                "Give one of the two."
+            )
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise PlanError(
+                f"loading.threads={self.threads}: from 1 to {MOST_THREADS} threads load; 0: as many as fit."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Predicted:
     """What a plan is predicted to cost; the run measures the same under the same names."""
 
@@ -120,6 +147,12 @@ class Predicted:
     """Bytes that one worker sends in a step to workers of its own node."""
     between_bytes: int = 0
     """Bytes that one worker sends in a step to other nodes."""
+    fixed_s: float = 0.0
+    """Seconds of forward and backward of a micro-batch, however few samples it has."""
+    sample_s: float = 0.0
+    """Seconds that each of its samples adds."""
+    stall_s: float = 0.0
+    """Seconds that a checkpoint holds training up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +161,10 @@ class Plan:
 
     mesh: Mesh = field(default_factory=Mesh)
     batch: Batch = field(default_factory=Batch)
+    engine: str = "torch"
+    """What runs it: torch's own engines, or deepspeed, which knows ZeRO alone."""
+    offload: bool = False
+    """With engine="deepspeed": keep the optimizer's state, and do its step, in the host's memory (ZeRO-Offload)."""
     precision: str = "fp32"
     """fp32, or bf16: parameters in float32, matrix products in bfloat16 (autocast)."""
     zero: int = 0
@@ -145,6 +182,7 @@ class Plan:
     compile: bool = False
     """Whether torch.compile makes the forward and backward pass faster, after a minute or so of compiling."""
     sync: Sync = field(default_factory=Sync)
+    loading: Loading = field(default_factory=Loading)
     staging: str = "auto"
     """Where a job's packs are copied to when it starts: "off" leaves them where they lie; a folder, or a kind of
     storage (memory, local, scratch, project); auto: to what is measurably faster, if they lie on shared storage."""
@@ -157,6 +195,8 @@ class Plan:
     timeout_s: float = 600.0
     """How long a worker waits for the others in one collective before it gives up."""
     predicted: Predicted | None = None
+    why: tuple[str, ...] = field(default=(), compare=False)
+    """Why it is this one, in sentences of whoever made it; for the report. Two plans that do the same are equal."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -166,7 +206,13 @@ class Plan:
         if self.staging not in STAGING and os.sep not in self.staging:
             hint = did_you_mean(self.staging, list(STAGING))
             raise PlanError(f"staging={self.staging!r} is none.{hint} A folder has a slash: './{self.staging}'.")
+        if self.loading.workers and self.sync.asynchronous:
+            raise PlanError(
+                f"loading.workers={self.loading.workers} with sync.asynchronous: which part comes next is only known "
+                "when it is given out, and a thread loads it. Leave loading.workers out."
+            )
         self._check_mesh()
+        check_engine(self)
         shares, count = self.batch.shares, self.mesh.data
         if shares and len(shares) != count:
             who = "worker" if count == self.workers else "replica"
@@ -175,7 +221,8 @@ class Plan:
     def _check_mesh(self) -> None:
         if self.zero not in range(4):
             raise PlanError(f"zero={self.zero}: ZeRO has the stages 0 to 3.")
-        if (self.zero > 0) != (self.mesh.shard > 1):
+        may_be_alone = self.engine == "deepspeed" and self.mesh.shard == 1  # one GPU and the host's memory
+        if (self.zero > 0) != (self.mesh.shard > 1) and not may_be_alone:
             raise PlanError(
                 f"zero={self.zero} with mesh.shard={self.mesh.shard}. "
                 "A stage of 1 to 3 needs mesh.shard of 2 or more, and mesh.shard above 1 needs a stage."
@@ -213,6 +260,11 @@ class Plan:
     def shares(self) -> tuple[float, ...]:
         """Each replica's fraction of a global batch, equal unless the plan says otherwise."""
         return self.batch.shares or (1 / self.mesh.data,) * self.mesh.data
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the workers go on when they lose one."""
+        return self.on_loss.go_on and self.engine == "torch"
 
     def at_once(self, batch_size: int) -> int:
         """Return the samples of the largest micro-batch, where the global batch has `batch_size`."""

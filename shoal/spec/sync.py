@@ -32,12 +32,14 @@ class Sync:
     """all-reduce: all wait for all, at every step; deadline: at every step, those who are there in time; local: after
     some local steps; server: at K servers, which hold the parameters."""
     codec: str = "none"
-    """What is exchanged is squeezed through it on its way; auto: what the measured link makes pay, or nothing."""
+    """What is exchanged is squeezed through it on its way; auto: of those that go with the plan, the one that pays on
+    the link that is there, or none."""
     way: str = "auto"
     """How they are summed: by the engine's collective, in shared memory (one host), or by an algorithm of ours; auto:
     the fastest for the links that are there."""
     bucket_bytes: int = 0
-    """How much travels at once; 0: by the link's latency and rate."""
+    """How much travels at once; 0: by the link's latency and rate (1 to 64 MiB), 4 MiB in shared memory. With ZeRO, a
+    layer at a time, whatever this says."""
     deadline_s: float = 0.0
     """deadline: how long a step waits for the others after the first has its gradient; 0: by the steps before, so that
     only those who are much slower than the others are late."""

@@ -12,6 +12,7 @@ from torch.distributed import GradBucket
 
 from shoal.comm.calls import CALLS
 from shoal.comm.group import all_reduce_sum
+from shoal.comm.traffic import TRAFFIC
 
 
 class AllReduce:
@@ -28,7 +29,13 @@ class AllReduce:
         self._on_bucket()
         gradient = bucket.buffer()
         CALLS.note_bucket(gradient.numel(), bucket.index())
-        return all_reduce_sum(gradient).get_future().then(_tensor)
+        begin = TRAFFIC.begin(gradient)
+
+        def summed(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            TRAFFIC.end(begin, "all-reduce", "engine", gradient)
+            return future.value()[0]
+
+        return all_reduce_sum(gradient).get_future().then(summed)
 
 
 class PendingTotal:
@@ -42,7 +49,3 @@ class PendingTotal:
         """Return the sum, once it is there."""
         self._work.wait()
         return float(self._sum.item())
-
-
-def _tensor(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
-    return future.value()[0]

@@ -26,6 +26,7 @@ from torch import nn
 
 from shoal.comm.shm.buffer import SharedBuffer
 from shoal.comm.shm.group import SharedGroup
+from shoal.comm.traffic import SHARED, TRAFFIC
 from shoal.core.errors import JobError
 from shoal.native.memory import copy
 
@@ -94,8 +95,9 @@ class SharedGradients:
             self._unready[bucket] = 0
         self._announce()
         while self._reduced < len(self._buckets):
+            wait_s = time.perf_counter()
             self._uses.ready.wait(f"the sum of gradients, bucket {self._reduced} of {len(self._buckets)}")
-            self._reduce_next()
+            self._reduce_next(wait_s)
         self._uses.done.ring()
         self._uses.done.wait("the sum of gradients")
         self._keep_the_used()
@@ -157,9 +159,12 @@ class SharedGradients:
             self._uses.ready.ring()
             self._announced += 1
 
-    def _reduce_next(self) -> None:
-        bucket = self._buckets[self._reduced]
+    def _reduce_next(self, begin_s: float | None = None) -> None:
+        """Add up this worker's slice of the next bucket, which was waited for from `begin_s` on."""
+        bucket, begin_s = self._buckets[self._reduced], begin_s or time.perf_counter()
         bucket.buffer.reduce_slice(bucket.begin, bucket.end)
+        num_bytes = (bucket.end - bucket.begin) * bucket.buffer.dtype.itemsize
+        TRAFFIC.add(begin_s, time.perf_counter(), "all-reduce", SHARED, num_bytes, link="shm")
         self._reduced += 1
 
     def _bring_the_rest(self) -> None:

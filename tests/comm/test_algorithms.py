@@ -5,6 +5,7 @@ Numbers are small and whole, so that every order of adding gives the same in eve
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from shoal.comm.algorithms import (
     reduce,
     two_level_with,
 )
+from shoal.comm.algorithms import run as run_module
 from shoal.comm.algorithms.steps import part
 from shoal.comm.algorithms.two_level import levels, over_wire
 from shoal.comm.group import joined, new_group
@@ -93,6 +95,19 @@ def test_every_algorithm_gives_the_plain_sum(ranks: RankPool, count: int) -> Non
 def test_tensors_that_the_group_cannot_carry_are_copied_down_and_up(ranks: RankPool) -> None:
     """As a GPU's are over Gloo; here it is told to treat the processor's so."""
     assert ranks.run(on_wire, workers=3, does=partial(reduced, stages=True), stages_cpu=True) == [[]] * 3
+
+
+def in_batches(wire: Wire) -> list[str]:
+    """Return what is wrong with what is sent as NCCL takes it: the messages of a step as one batch."""
+    with patch.object(run_module, "_run_pieces", run_module._run_batches):
+        told(wire)
+        return reduced(wire, stages=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_messages_of_a_step_sent_as_one_batch_give_the_plain_sum(ranks: RankPool, count: int) -> None:
+    """As NCCL takes them; here Gloo does."""
+    assert ranks.run(on_wire, workers=count, does=in_batches) == [[]] * count
 
 
 def odd_tensors(wire: Wire) -> None:
@@ -169,9 +184,9 @@ def test_a_broadcast_reaches_all_and_all_acknowledge(ranks: RankPool, count: int
     ranks.run(on_wire, workers=count, does=told)
 
 
-def not_yet_told(wire: Wire) -> None:
+def not_yet_told(wire: Wire, *, name: str = "") -> None:
     """Worker 2, the last of the chain, takes part only when the source has asked who is missing."""
-    store = dist.PrefixStore("asked", wire.store)
+    store = dist.PrefixStore(f"asked {name}", wire.store)
     if wire.index == 2:
         store.wait(["asked"])
     receipts = broadcast(torch.zeros(10), wire, algorithm="chain")
@@ -187,6 +202,17 @@ def not_yet_told(wire: Wire) -> None:
 
 def test_a_receipt_is_missing_until_the_worker_has_it(ranks: RankPool) -> None:
     ranks.run(on_wire, workers=3, does=not_yet_told)
+
+
+def told_over_another(wire: Wire) -> None:
+    """Ask about a second wire among workers to whom something was broadcast over the first."""
+    broadcast(torch.zeros(10), wire).wait(30)
+    not_yet_told(wire_of_all(), name="a wire of its own")
+    not_yet_told(wire.among(range(wire.count)), name="made of the first")
+
+
+def test_a_receipt_of_one_wire_is_none_of_another_among_the_same_workers(ranks: RankPool) -> None:
+    ranks.run(on_wire, workers=3, does=told_over_another)
 
 
 def in_two_levels(wire: Wire) -> int:

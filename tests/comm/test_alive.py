@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from shoal.comm.alive import report_gone, watching
+from shoal.comm.alive import watching
 from shoal.comm.calls import CALLS
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect, host_store
@@ -90,16 +90,6 @@ def test_a_worker_that_fails_by_itself_is_named_with_its_error() -> None:
         assert found[survivor]["type"] == "PeerLost"
         assert found[survivor]["text"].endswith("failed: ValueError: no such word")
         assert found[survivor]["text"].startswith("worker 1 (")
-
-
-def test_what_the_launcher_reports_is_raised_at_once() -> None:
-    # So patient that only the report can be the reason.
-    with workers(3, collective="tree", silent_s=25.0) as (store, process):
-        lines(process, 3)
-        report_gone(store, 1, "was killed by SIGKILL.")
-        found = ends(process, 3, ready=0)
-    assert {end["text"].split(") ")[1] for end in found.values()} == {"was killed by SIGKILL."}
-    assert all(end["seconds"] < 20 for end in found.values())
 
 
 def in_order(rank: Rank) -> list[Any]:

@@ -18,10 +18,10 @@ from shoal.comm.store import connect, host_store
 from shoal.core.toml import read_toml, write_toml
 from tests.comm.alive_worker import TIMEOUT_S
 from tests.comm.test_alive import lines
-from tests.support.hosts import Hosts, hosts, why_not
+from tests.support.hosts import Hosts, hosts
 from tests.support.ranks import RankPool
 
-needs_hosts = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+needs_hosts = pytest.mark.usefixtures("_needs_hosts")
 
 
 def start_all(cluster: Hosts, count: int, **options: Any) -> list[Any]:

@@ -43,6 +43,9 @@ def test_sruns_variables_are_read() -> None:
     assert (rank.index, rank.workers, rank.local_index, rank.local_workers) == (2, 3, 0, 1)
     assert (rank.store_host, rank.store_is_hosted) == ("node03", False)
     assert 20_000 <= rank.store_port < 32_000
+    hosted = read_rank(SRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert hosted is not None
+    assert hosted.store_is_hosted
 
 
 def test_all_workers_of_a_step_agree_where_to_meet_and_two_steps_do_not() -> None:

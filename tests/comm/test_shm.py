@@ -3,6 +3,9 @@
 import contextlib
 import functools
 import gc
+import json
+import secrets
+import socket
 import threading
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shoal.comm.calls import CALLS
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup, join
 from shoal.comm.shm.sums import slice_of
@@ -208,6 +212,9 @@ def refusals(rank: Rank) -> list[str]:
             lambda: group.all_reduce(torch.ones(3, device="meta")),
             lambda: group.buffer(1000 * (rank.index + 1) ** 4, torch.float32),
             lambda: group.all_reduce(torch.ones(3)) if rank.index else group.broadcast(torch.ones(4), 0),
+            lambda: group.all_reduce(torch.ones(4, dtype=(torch.float32, torch.int32)[rank.index])),
+            lambda: group.buffer(1000, (torch.float32, torch.int32)[rank.index]),
+            lambda: group.barrier() if rank.index else group.all_reduce(torch.ones(3)),
         ):
             with pytest.raises(PlanError) as caught:
                 mistake()
@@ -224,8 +231,11 @@ def test_mistakes_are_refused_alike_on_every_worker(ranks: RankPool) -> None:
         assert "reduce_scatter(out, tensor) of 2 workers" in said[1]
         assert "torch.int64" in said[2]
         assert "not of meta" in said[3]
-        assert said[4].startswith("workers ask for one buffer of different sizes: worker 0")
-        assert "worker 0 broadcast of 16 bytes, worker 1 all_reduce of 12 bytes" in said[5]
+        assert "different buffers: worker 0 1000 of float32, worker 1 16000 of float32" in said[4]
+        assert "worker 0 broadcast of 16 bytes of float32, worker 1 all_reduce of 12 bytes of float32" in said[5]
+        assert "worker 0 all_reduce of 16 bytes of float32, worker 1 all_reduce of 16 bytes of int32" in said[6]
+        assert "different buffers: worker 0 1000 of float32, worker 1 1000 of int32" in said[7]
+        assert "worker 0 all_reduce of 12 bytes of float32, worker 1 barrier" in said[8]
 
 
 def test_a_worker_that_does_not_come_is_named() -> None:
@@ -235,3 +245,16 @@ def test_a_worker_that_does_not_come_is_named() -> None:
     with pytest.raises(PeerLost, match=r"worker 4 has not joined .* within 0\.2 s"):
         join(dist.HashStore(), index=1, count=2, timeout_s=0.2, numbers=[4, 7])
     assert time.monotonic() - begin_s < 30
+
+
+def test_who_waits_for_the_first_worker_hears_that_somebody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(CALLS, "lost", "worker 3 (n2) has been silent for 15.0 s.")
+    with pytest.raises(PeerLost, match=r"worker 3 \(n2\)"):  # before it listens
+        join(store, index=1, count=2, timeout_s=60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+        first.bind("\0" + (name := f"shoal-{secrets.token_hex(16)}"))
+        first.listen(1)
+        dist.PrefixStore("shared memory", store).set("meeting 2", json.dumps([name, "a secret"]))
+        with pytest.raises(PeerLost, match=r"worker 3 \(n2\)"):  # while it waits for others
+            join(store, index=1, count=2, timeout_s=60)

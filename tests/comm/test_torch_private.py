@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from shoal.comm import torch_private
 from shoal.comm.collectives import subgroup
 from shoal.comm.failure import is_peer_failure
-from shoal.comm.group import joined
+from shoal.comm.group import joined, new_group
 from shoal.comm.mesh import data_group, device_mesh
 from shoal.comm.rank import Rank
 from shoal.comm.store import LOOPBACK, connect, host_store
@@ -56,6 +56,16 @@ def limits_s(rank: Rank) -> list[float]:
 def test_every_group_of_a_mesh_waits_as_long_as_it_is_told(ranks: RankPool) -> None:
     # Four axes, the data axis, and the group made of those of `shard`.
     assert ranks.run(limits_s, workers=2) == [[LIMIT_S] * 6] * 2
+
+
+def limit_of_another_s(rank: Rank) -> float:
+    """Return how long another group of all workers waits. Runs in the pool."""
+    with joined(rank, connect(rank, timeout_s=60), device=CPU, timeout_s=LIMIT_S):
+        return timeout_of(new_group()) / timedelta(seconds=1)
+
+
+def test_another_group_of_all_workers_waits_as_long_as_the_first(ranks: RankPool) -> None:
+    assert ranks.run(limit_of_another_s, workers=2) == [LIMIT_S] * 2
 
 
 def summed_in_two_groups(rank: Rank, *, forgets: bool) -> list[float | str]:

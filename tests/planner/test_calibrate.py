@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import ConfigError
-from shoal.core.events import EventLog
+from shoal.core.events import STEP_PARTS, EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.planner.calibration.calibrate import fit, predict_s, rank_s
@@ -222,7 +222,8 @@ def make_run(path: Path, *, busy_s: float, comm_s: float, predicted: bool = True
             late_s = 5.0 if step == 0 else 0.0  # the first step pays for what later ones do not
             wait_s = comm_s + (0.01 if rank else 0.0)  # the other worker waits for the slowest
             own_s = busy_s - (0.01 if rank else 0.0) + late_s
-            log.write("step", step=step, step_s=own_s + wait_s + 0.5, data_s=0.5, comm_s=wait_s)
+            parts = dict.fromkeys(STEP_PARTS, 0.0) | {"data_s": 0.5, "backward_s": own_s, "comm_s": wait_s}
+            log.write("step", step=step, step_s=sum(parts.values()), **parts)
         log.close()
     return path
 

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 from shoal.compress.codecs import codec_named
 from shoal.compress.threshold import Threshold
 from shoal.planner.collectives import allreduce
-from shoal.planner.collectives.compression import (
-    CODECS,
-    Codec,
-    Setting,
-    decoded_bytes,
-    exchange,
-    low_rank,
-    sparse,
-    weigh,
-)
+from shoal.planner.collectives.codecs import CODECS, Codec, low_rank, sparse
+from shoal.planner.collectives.compression import Setting, decoded_bytes, exchange, weigh
 from shoal.spec import sync
 from tests.planner import collective_programs as programs
 from tests.planner.message_simulation import Link, simulate
@@ -100,6 +92,29 @@ def test_the_engine_sums_what_is_encoded_whatever_is_the_fastest() -> None:
     assert side.bytes_per_worker == pytest.approx(2 * 3 / 4 * 8e6 / 128)
     told = exchange(CODECS["powersgd"], dataclasses.replace(setting, algorithms={"tree": allreduce.tree}))
     assert told.exchange == "tree"
+
+
+def test_workers_of_a_host_share_its_adapter_for_what_all_send_to_all_and_a_ring_goes_through_it_once() -> None:
+    alone, four = (exchange(CODECS["int8"], dataclasses.replace(SETTING, per_host=each)) for each in (1, 4))
+    message_s = SETTING.num_bytes * CODECS["int8"].ratio / SETTING.link_bytes_per_s
+    assert alone.exchange_s == pytest.approx(2 * 15 / 16 * message_s)
+    # Each of 4 sends 12 of 16 slices to other hosts, all by one adapter; then a ring gathers the sums.
+    assert four.exchange_s == pytest.approx((4 * 12 / 16 + 15 / 16) * message_s)
+    assert alone.bytes_per_worker == four.bytes_per_worker
+    by_ring = [exchange(CODECS["powersgd"], dataclasses.replace(SETTING, per_host=each)) for each in (1, 4)]
+    assert by_ring[0] == by_ring[1]
+    one_host = exchange(CODECS["int8"], dataclasses.replace(SETTING, per_host=16))
+    assert one_host == alone, "nothing goes to another host: the link is that inside"
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "powersgd"])
+def test_under_zero_only_slices_travel_and_are_decoded(name: str) -> None:
+    setting = dataclasses.replace(SETTING, scatters=True)
+    side = exchange(CODECS[name], setting)
+    assert side.bytes_per_worker == pytest.approx(15 / 16 * SETTING.num_bytes * CODECS[name].ratio)
+    assert side.exchange_s == pytest.approx(side.bytes_per_worker / SETTING.link_bytes_per_s)
+    coded = weigh(CODECS[name], setting, decode_bytes_per_s=1e9).compressed
+    assert coded.decode_s == pytest.approx(15 / 16 * SETTING.num_bytes / 1e9)
 
 
 @pytest.mark.parametrize(("workers", "gathers"), [(90, True), (110, False)])

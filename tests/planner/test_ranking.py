@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from shoal.planner.memory.peak import peak, peaks_of_stages
 from shoal.planner.search.ranked import cost_plan
 from shoal.planner.search.ranking import Ranking, check_plan, rank_plans
 from shoal.planner.search.uneven import share_out
-from shoal.planner.time.steptime import step_time
+from shoal.planner.search.validate import axes
+from shoal.planner.search.why import Timed, why_chosen
+from shoal.planner.time.steptime import StepTime, step_time
 from shoal.spec.cluster import Cluster, Node, Storage
 from shoal.spec.plan import Batch, Mesh, Plan
 
@@ -71,6 +74,43 @@ def test_the_obvious_others_lost_for_reasons_that_are_true(big: Ranking) -> None
     plan = big.plans[0].plan
     assert any(line.startswith("recompute=") for line in big.lost)
     assert not reasons(big, f"recompute={plan.recompute}"), "the winner itself has not lost"
+
+
+def test_each_plan_keeps_why_it_stands_where_it_does(big: Ranking) -> None:
+    first, second = big.plans[:2]
+    sentence, *others = first.plan.why
+    assert sentence.startswith(f"The fastest of {big.looked_at:,} plans that were looked at. The next, ")
+    assert f" {axes(second.plan.mesh)}" in sentence
+    assert f" would take {second.time.step_s / first.time.step_s:.2f}x as long: " in sentence
+    assert others == [f"{line}." for line in big.lost]
+    (place,) = second.plan.why
+    assert place.startswith(f"Number 2 of {big.looked_at:,} plans that were looked at. It takes ")
+    assert f"beside the fastest, {axes(first.plan.mesh)}" in place
+
+
+def test_a_runner_up_is_named_by_what_it_does_otherwise() -> None:
+    def timed(data_s: float, **fields: Any) -> Timed:
+        sent: dict[str, Any] = {
+            "inside_bytes": 0,
+            "between_bytes": 0,
+            "tensor_s": 0.0,
+            "pipeline_s": 0.0,
+            "bubble_s": 0.0,
+        }
+        return Timed(Plan(**fields), StepTime(compute_s=0.9, optimizer_s=0.0, data_s=data_s, **sent))
+
+    mesh = Mesh(replicate=4)
+    plans = [timed(0.1, mesh=mesh), timed(0.3, mesh=mesh, batch=Batch(micro_batch=2), recompute="full")]
+    assert why_chosen(plans, 0, looked_at=7, lost=["pipeline=4: slow"]) == (
+        "The fastest of 7 plans that were looked at. The next, replicate=4, micro_batch=2, recompute=full, would take "
+        "1.20x as long: 200 ms more for gradients and parameters on their way.",
+        "pipeline=4: slow.",
+    )
+    assert why_chosen(plans[:1], 0, looked_at=7, lost=[]) == ("The fastest of 7 plans that were looked at.",)
+
+
+def test_plans_that_do_the_same_are_equal_whatever_they_say_of_why() -> None:
+    assert Plan(why=("Given by --workers 1.",)) == Plan()
 
 
 def test_the_ranking_can_be_written_as_json(big: Ranking) -> None:

@@ -22,6 +22,7 @@ from shoal.spec.sync import Sync
 from shoal.training.codec_rates import Alone
 
 WORKERS = 2
+AUTO = Sync(codec="auto")
 SHARDING = [name for name, codec in CODECS.items() if codec.serves_shards]
 
 
@@ -95,6 +96,7 @@ def test_residuals_are_on_top_of_all_else_and_only_with_a_codec_and_others(profi
     worst = peak(profile, dataclasses.replace(replicas, sync=Sync(codec="int8")), samples=2)
     assert worst.peak_bytes == without.peak_bytes + 4 * profile.parameters
     assert predicted(profile, "auto", mesh=Mesh(replicate=2)) == worst.parts["residuals"]
+    assert "residuals" not in peak(profile, Plan(mesh=Mesh(shard=2, replicate=2), zero=2, sync=AUTO), samples=2).parts
 
 
 def test_residuals_of_16_bit_gradients_have_32(profile: Profile) -> None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from shoal.planner.collectives.buckets import LEAST_BUCKET_BYTES
 from shoal.planner.machine import Machine
 from shoal.planner.time.simulate import Piece, simulate_pipeline
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
@@ -193,7 +194,12 @@ def test_an_all_reduce_hides_behind_the_backward_but_for_its_last_bucket() -> No
     backward_s = 8 * 20
     assert time_of(big, replicate=2, batch_size=4).data_s == pytest.approx(all_s - backward_s)
     fast = dataclasses.replace(GPUS, inside=dataclasses.replace(LINK, bytes_per_s=1e8))
-    assert time_of(big, fast, replicate=2, batch_size=4).data_s == pytest.approx(25 * MB / 1e8)
+    assert time_of(big, fast, replicate=2, batch_size=4).data_s == pytest.approx(LEAST_BUCKET_BYTES / 1e8)
+    # 19 * 0.02 s * 1e8 * 2 is more than the most, 64 MB, of which 200 MB are four.
+    late = dataclasses.replace(fast, inside=dataclasses.replace(fast.inside, latency_s=0.02))
+    assert time_of(big, late, replicate=2, batch_size=4).data_s == pytest.approx((8 * 25 * MB / 1e8 + 2 * 0.02) / 4)
+    said = time_of(big, late, replicate=2, batch_size=4, sync=Sync(bucket_bytes=100 * MB))
+    assert said.data_s == pytest.approx((8 * 25 * MB / 1e8 + 2 * 0.02) / 2)
     assert time_of(changed(gradient_bytes=0), replicate=2, batch_size=4).data_s == 0
 
 
@@ -237,7 +243,7 @@ def test_replicas_that_are_pipelines_show_their_whole_all_reduce() -> None:
     pipelines = time_of(big, fast, replicate=2, pipeline=2, micro_batch=2, batch_size=16)
     assert pipelines.data_s == pytest.approx(4 * 25 * MB / 1e8)
     whole = time_of(big, fast, replicate=2, batch_size=4)
-    assert whole.data_s == pytest.approx(25 * MB / 1e8), "those of whole models hide all but the last bucket"
+    assert whole.data_s == pytest.approx(LEAST_BUCKET_BYTES / 1e8), "those of whole models hide all but the last bucket"
 
 
 def test_shards_inside_a_node_and_replicas_between_send_less_over_the_network() -> None:

@@ -23,7 +23,7 @@ GOOD: dict[str, Any] = {
         ({"bath_size": 3}, "Job has no field 'bath_size'. Did you mean 'batch_size'?"),
         ({"model": 3}, "Job.model must be a function, not 3."),
         ({"weight": 3}, "Job.weight must be a function or None, not 3."),
-        ({"data": iter([1])}, "Job.data must be a map-style dataset, with len() and [index]"),
+        ({"data": iter([1])}, "Job.data is a list_iterator, which can be read only once."),
         ({"data": "nowhere.pack"}, "Job.data: there is no pack nowhere.pack. Make one with: shoal pack"),
         ({"block_rows": 0}, "Job.block_rows must be a whole number of at least 1, not 0."),
         ({"data": []}, "Job.data is empty: there is nothing to train on."),

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from shoal.comm.algorithms.receipts import Receipts, acknowledge
+from shoal.comm.algorithms.receipts import Receipts, acknowledge, count_broadcast
 from shoal.comm.algorithms.run import run
 from shoal.comm.algorithms.steps import Message, Schedule, Step, Steps
 from shoal.comm.algorithms.tree import broadcast_from
@@ -26,13 +26,14 @@ def broadcast(tensor: Tensor, wire: Wire, *, source: int = 0, algorithm: str = "
     Called by every worker. Returns when this worker has its copy and has passed it on. If a worker is gone, those
     that need it raise PeerLost, and their `tensor` is undefined; `wire.receipts` still tells the source who has it.
     """
-    wire.broadcasts += 1
+    store = wire.store
+    number = count_broadcast(store, worker=wire.index)
     others = set(range(wire.count)) - {source} if wire.index == source else set()
-    receipts = Receipts(wire.store, number=wire.broadcasts, source=source, workers=others)
+    receipts = Receipts(store, number=number, source=source, workers=others)
     wire.receipts = receipts
     run(BROADCAST[algorithm](source), tensor, wire)
     if wire.index != source:
-        acknowledge(wire.store, number=wire.broadcasts, worker=wire.index)
+        acknowledge(store, number=number, worker=wire.index)
     return receipts
 
 

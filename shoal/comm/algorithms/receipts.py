@@ -1,8 +1,8 @@
 """Who has acknowledged a broadcast: each worker writes a receipt into the group's store, and the source asks there.
 
-Broadcasts of a wire are numbered; a worker's receipt is the number of the last one it has, so the store keeps one a
-worker however many there are. Example: the source of broadcast 7 finds "7" of worker 1 and "6" of worker 2, who is
-missing.
+Broadcasts among the same workers of a group are numbered, whichever wires they go over; a worker's receipt is the
+number of the last one it has, so the store keeps one a worker however many there are. Example: the source of broadcast
+7 finds "7" of worker 1 and "6" of worker 2, who is missing.
 """
 
 import time
@@ -48,6 +48,11 @@ class Receipts:
     def _received(self, worker: int) -> int:
         """Return the number of the last broadcast that `worker` has."""
         return int(self._store.get(_key(worker))) if self._store.check([_key(worker)]) else 0
+
+
+def count_broadcast(store: dist.Store, *, worker: int) -> int:
+    """Return the number of the broadcast that `worker` begins: the n-th of each worker is the same one."""
+    return store.add(f"broadcasts of {worker}", 1)
 
 
 def acknowledge(store: dist.Store, *, number: int, worker: int) -> None:

@@ -64,7 +64,6 @@ class Wire:
         self.hosts = tuple(hosts) if hosts is not None else ("",) * self.count
         self.piece_bytes = piece_bytes
         self.sent_bytes = 0
-        self.broadcasts = 0
         self.receipts: Receipts | None = None
         self._watch = watch
         self._stages_cpu = stages_cpu
@@ -85,7 +84,7 @@ class Wire:
         wire._members = [self._members[member] for member in members]
         wire.index, wire.count = list(members).index(self.index), len(members)
         wire.hosts = tuple(self.hosts[member] for member in members)
-        wire.sent_bytes = wire.broadcasts = 0
+        wire.sent_bytes = 0
         wire._scratch, wire.kept = [], {}
         return wire
 

@@ -20,7 +20,6 @@ from typing import Any
 from shoal.comm.calls import CALLS
 from shoal.comm.shm.memory import SharedMap
 from shoal.comm.shm.watch import LINE_BYTES, SLICE_S, Watch
-from shoal.core.errors import PeerLost
 
 SPIN_S = 50e-6
 """About what it costs to fall asleep and be woken by another core (2 virtual cores, November 2026)."""
@@ -124,8 +123,7 @@ class Bells:
                     if self._try(bell) == 0:
                         return
                     raise watch.lose(verdict, during)
-                if CALLS.lost is not None:  # known from elsewhere: waiting is in vain, whoever it is for
-                    raise PeerLost(CALLS.lost)
+                CALLS.check()  # known from elsewhere: waiting is in vain, whoever it is for
         finally:
             self.waiting = ""
             watch.note_going_on()

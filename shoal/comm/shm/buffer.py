@@ -29,6 +29,11 @@ def _padded(num_bytes: int, unit: int) -> int:
     return -(-num_bytes // unit) * unit
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """Return what errors call it: torch.float32 is float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def buffer_bytes(row_bytes: int, count: int) -> int:
     """Return the bytes of the memory behind a buffer of `row_bytes` a worker."""
     return _head_bytes(count) + count * _stride_bytes(row_bytes)

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from shoal.comm.shm.buffer import SharedBuffer, buffer_bytes, prepare_buffer
+from shoal.comm.shm.buffer import SharedBuffer, buffer_bytes, name_of, prepare_buffer
 from shoal.comm.shm.meeting import Meeting, gather, reach
 from shoal.comm.shm.memory import SharedMap, create, refuse_other_systems
 from shoal.comm.shm.turns import SLOT_BYTES, Turns
 from shoal.comm.shm.watch import LINE_BYTES, SLICE_S, Watch
+from shoal.comm.traffic import SHARED, TRAFFIC
 from shoal.core.errors import PlanError
 
 
@@ -87,13 +88,15 @@ class SharedGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Put the sum over all workers into `tensor`, the same bits on each. Called by every worker."""
-        self._with_flat(tensor, self._turns.all_reduce)
+        with TRAFFIC.timing("all-reduce", SHARED, tensor, link="shm"):
+            self._with_flat(tensor, self._turns.all_reduce)
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         """Put part `index` of the sum of all `tensor` into `out`, `count` times smaller. Called by every worker."""
         self._refuse_uneven(tensor, out, "reduce_scatter(out, tensor)")
         parts = _flat(tensor).view(self.count, out.numel())
-        self._with_flat(out, lambda flat: self._turns.reduce_scatter(flat, parts), fills=True)
+        with TRAFFIC.timing("reduce-scatter", SHARED, tensor, link="shm"):
+            self._with_flat(out, lambda flat: self._turns.reduce_scatter(flat, parts), fills=True)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         """Put `tensor` of all workers one after the other into `out`, `count` times larger. Called by every worker."""
@@ -103,7 +106,8 @@ class SharedGroup:
         def gathered(flat: torch.Tensor) -> None:
             self._turns.all_gather(flat.view(self.count, tensor.numel()), part)
 
-        self._with_flat(out, gathered, fills=True)
+        with TRAFFIC.timing("all-gather", SHARED, out, link="shm"):
+            self._with_flat(out, gathered, fills=True)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Put what worker `source` has in `tensor` into everybody's. Called by every worker."""
@@ -130,16 +134,19 @@ class SharedGroup:
 
     def _buffer(self, numel: int, dtype: torch.dtype) -> SharedBuffer:
         self._watch.check()
-        num_bytes = buffer_bytes(numel * dtype.itemsize, self.count)
-        memory = self._host_memory(num_bytes) if self.index == 0 else self._ask_for_memory(num_bytes)
+        asked = f"{numel} of {name_of(dtype)}"
+        if self.index == 0:
+            memory = self._host_memory(buffer_bytes(numel * dtype.itemsize, self.count), asked)
+        else:
+            memory = self._ask_for_memory(asked)
         return SharedBuffer(memory, numel, dtype, index=self.index, count=self.count, watch=self._watch)
 
-    def _host_memory(self, num_bytes: int) -> SharedMap:
-        """Return memory that worker 0 has made and given to all others."""
-        asked = {other: self._receive(other)[0]["bytes"] for other in self._meeting.others}
-        wrong = [f"worker {other} {theirs}" for other, theirs in asked.items() if theirs != num_bytes]
+    def _host_memory(self, num_bytes: int, asked: str) -> SharedMap:
+        """Return memory that worker 0 has made and given to all others, who have `asked` for the same."""
+        by_others = {other: self._receive(other)[0]["asked"] for other in self._meeting.others}
+        wrong = [f"worker {other} {theirs}" for other, theirs in by_others.items() if theirs != asked]
         if wrong:
-            refusal = f"workers ask for one buffer of different sizes: worker 0 {num_bytes} bytes, {', '.join(wrong)}."
+            refusal = f"workers ask for different buffers: worker 0 {asked}, {', '.join(wrong)}. All must ask alike."
             for other in self._meeting.others:
                 self._send(other, {"refused": refusal})
             raise PlanError(refusal)
@@ -153,9 +160,9 @@ class SharedGroup:
             os.close(descriptor)
         return memory
 
-    def _ask_for_memory(self, num_bytes: int) -> SharedMap:
+    def _ask_for_memory(self, asked: str) -> SharedMap:
         """Return memory that worker 0 has made."""
-        self._send(0, {"bytes": num_bytes})
+        self._send(0, {"asked": asked})
         answer, descriptors = self._receive(0, most_descriptors=1)
         if "refused" in answer:
             raise PlanError(answer["refused"])

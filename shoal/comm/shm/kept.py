@@ -1,13 +1,14 @@
 """Memory of a run that outlives its workers: a folder of files in the host's shared memory, removed with the run.
 
-1. The workers of a run, and its launcher, know one token (from the store). A host's room is /dev/shm/shoal-USER-TOKEN.
+1. The workers of a run, and its launcher, know one token (from the store). A host's room is
+   /dev/shm/shoal-room-USER-TOKEN. (shoal-USER-HOST beside it is of staging, and none of ours.)
 2. Whoever has it open holds a lock on its file `lock`. The kernel lets go of that however a process ends.
-3. The launcher removes the room at the end. If that was killed as well, nobody holds the lock any more: the next run of
-   the same user on this host, whichever it is, removes the room before it opens its own.
+3. The launcher removes the room at the end. If that was killed as well, nobody holds the lock any more: a small process
+   that waits for it removes the room (sweeper.py). Where even that was killed, the next run of the same user on this
+   host does, whichever it is, before it opens its own; or `shoal doctor`.
 4. `id` in it is a random word: two workers that read the same one see the same memory, whatever their hosts are called.
 
-Example: a job of 4 workers and its launcher are killed by SIGKILL: /dev/shm/shoal-1000-5d... is left, and goes when the
-next `shoal train` starts there (or with the host's memory, when it is switched off).
+Example: a job of 4 workers and its launcher are killed by SIGKILL: /dev/shm/shoal-room-1000-5d... goes at once.
 """
 
 import contextlib
@@ -19,6 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from shoal.core.control_groups import memory_limit
+from shoal.core.host import available_memory, memory_bytes
 
 SHARED = Path("/dev/shm")  # noqa: S108  # memory that is shared by design; what is made in it is of mode 0700
 TOKEN_KEY = "snapshots/token"  # noqa: S105  # a name, no secret
@@ -78,8 +82,8 @@ def open_room(token: str, *, shared: Path = SHARED) -> Room:
 
     Raises OSError where the host has no shared memory that can be written to.
     """
-    _remove_dead(shared, but=token)
     path = _path(shared, token)
+    remove_dead(shared, but=path)
     for _ in range(100):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -99,22 +103,25 @@ def remove_room(token: str, *, shared: Path = SHARED) -> None:
     shutil.rmtree(_path(shared, token), ignore_errors=True)
 
 
-def _remove_dead(shared: Path, *, but: str) -> None:
-    """Remove the rooms of this user's runs of which no process is left."""
-    for path in shared.glob(f"shoal-{os.geteuid()}-*"):
-        if path == _path(shared, but) or path.is_symlink() or not path.is_dir():
+def remove_dead(shared: Path = SHARED, *, but: Path | None = None) -> dict[Path, int]:
+    """Remove the rooms of this user's runs of which no process is left; return them, with the bytes that they held."""
+    removed = {}
+    for path in shared.glob(f"shoal-room-{os.geteuid()}-*"):
+        if path == but or path.is_symlink() or not path.is_dir():
             continue
         with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                removed[path] = sum(file.lstat().st_size for file in path.iterdir())
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)
+    return removed
 
 
 def _path(shared: Path, token: str) -> Path:
-    return shared / f"shoal-{os.geteuid()}-{token}"
+    return shared / f"shoal-room-{os.geteuid()}-{token}"
 
 
 def _read_id(path: Path) -> str:
@@ -131,15 +138,5 @@ def _read_id(path: Path) -> str:
 
 def _available_bytes() -> int:
     """Return how much memory the host, or the container that this is, can still give, less some to spare."""
-    limits = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        limits.append(values["MemAvailable"] - int(_SPARE_SHARE * values["MemTotal"]))
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        most, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used -= int(stat.get("inactive_file", 0))  # a cache of files, given up when memory is wanted
-        limits.append(int((1 - _SPARE_SHARE) * most) - used)
-    return max(0, min(limits)) if limits else 1 << 62
+    most = min(memory_bytes(), memory_limit() or memory_bytes())
+    return max(0, available_memory() - int(_SPARE_SHARE * most))

@@ -15,12 +15,12 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from shoal.comm.calls import CALLS
+from shoal.comm.told import not_told
 from shoal.core.errors import PeerLost, PlanError
 
 _MOST_MESSAGE_BYTES = 4096
@@ -93,12 +93,8 @@ def reach(
     Called by every worker but worker 0. Raises PeerLost when worker 0 is not there, or says who else is not.
     """
     key = f"meeting {join_number}"
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-    except RuntimeError as error:  # torch has several kinds of it, one for each store
-        raise PeerLost(
-            f"worker {numbers[0]} has not joined the shared memory of this host within {timeout_s:g} s."
-        ) from error
+    if not_told(store, [key], timeout_s=timeout_s):
+        raise PeerLost(f"worker {numbers[0]} has not joined the shared memory of this host within {timeout_s:g} s.")
     name, secret = json.loads(store.get(key))
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -108,7 +104,7 @@ def reach(
             raise PlanError(f"worker {numbers[0]} belongs to another user: shared memory is not shared with it.")
         link.send(json.dumps({"secret": secret, "index": index}).encode())
         # Worker 0 waits timeout_s for the others, and then says who was missing: a moment longer than that.
-        message, descriptors = _receive(link, count + 1, timeout_s + _GREETING_S)
+        message, descriptors = _answer(link, count + 1, timeout_s + _GREETING_S)
         if "refused" in message:
             raise PeerLost(message["refused"])
     except OSError as error:
@@ -135,8 +131,7 @@ def _accept(
         try:
             link, _ = listener.accept()
         except TimeoutError:
-            if CALLS.lost is not None:  # known from elsewhere: not all of them will come
-                raise PeerLost(CALLS.lost) from None
+            CALLS.check()  # known from elsewhere: not all of them will come
             continue
         pid, user = _who(link)
         try:
@@ -150,6 +145,18 @@ def _accept(
             links[greeting["index"]] = link
         else:
             link.close()
+
+
+def _answer(link: socket.socket, most_descriptors: int, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message with its descriptors; PeerLost if it is known from elsewhere that none will come."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _receive(link, most_descriptors, _SLICE_S)
+        except TimeoutError:
+            CALLS.check()
+            if time.monotonic() > end_s:
+                raise
 
 
 def _receive(link: socket.socket, most_descriptors: int, timeout_s: float) -> tuple[dict[str, Any], list[int]]:

@@ -17,7 +17,7 @@ chunk.
 
 import torch
 
-from shoal.comm.shm.buffer import SharedBuffer
+from shoal.comm.shm.buffer import SharedBuffer, name_of
 from shoal.comm.shm.sums import Adder, slice_of
 from shoal.comm.shm.watch import Watch
 from shoal.core.errors import PlanError
@@ -25,6 +25,9 @@ from shoal.core.errors import PlanError
 SLOT_BYTES = 2 << 20
 """Of 256 KB to 4 MB the best or near it, with 2 workers and with 4 on 2 cores (November 2026)."""
 _KINDS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_DTYPES = sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str)
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES, start=1)}
+"""The same on all workers, who have one torch; 0 is that of a barrier."""
 _DIRECT_BYTES = 16 << 10  # up to here one turn with more to add beats two turns
 
 
@@ -39,7 +42,7 @@ class Turns:
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
-        self._turn("barrier", 0)
+        self._turn("barrier")
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Put the sum over all workers into `flat`."""
@@ -63,7 +66,7 @@ class Turns:
             slots, size = self._slot_of(out.dtype), end - begin
             for other in self._others:
                 slots[own][other * step : other * step + size].copy_(own_parts[other][begin:end])
-            self._turn("reduce_scatter", parts.nbytes)
+            self._turn("reduce_scatter", parts)
             adder.add(
                 [
                     own_parts[own][begin:end] if worker == own else slots[worker][own * step : own * step + size]
@@ -79,7 +82,7 @@ class Turns:
             end = min(begin + step, part.numel())
             slots = self._slot_of(part.dtype)
             slots[self._index][: end - begin].copy_(part[begin:end])
-            self._turn("all_gather", out.nbytes)
+            self._turn("all_gather", out)
             for other in self._others:
                 rows[other][begin:end].copy_(slots[other][: end - begin])
         rows[self._index].copy_(part)
@@ -92,7 +95,7 @@ class Turns:
             slot = self._slot_of(flat.dtype)[source][: piece.numel()]
             if source == self._index:
                 slot.copy_(piece)
-            self._turn("broadcast", flat.nbytes)
+            self._turn("broadcast", flat)
             if source != self._index:
                 piece.copy_(slot)
 
@@ -102,7 +105,7 @@ class Turns:
             piece = flat[begin : begin + step]
             slots = [slot[: piece.numel()] for slot in self._slot_of(flat.dtype)]
             slots[self._index].copy_(piece)
-            self._turn("all_reduce", flat.nbytes)
+            self._turn("all_reduce", flat)
             if self._index < 2:
                 slots[self._index] = piece  # already in the cache
             adder.add(slots, out=piece)
@@ -118,7 +121,7 @@ class Turns:
                 for other in self._others:
                     first, last = slice_of(*chunks[turn], index=other, count=count)
                     slots[own][other * each : other * each + last - first].copy_(flat[first:last])
-            self._turn("all_reduce", flat.nbytes)
+            self._turn("all_reduce", flat)
             if turn > 0:
                 for other in self._others:
                     first, last = slice_of(*chunks[turn - 1], index=other, count=count)
@@ -131,16 +134,16 @@ class Turns:
                 adder.add(parts, out=sums)
                 flat[first:last].copy_(sums)
 
-    def _turn(self, kind: str, num_bytes: int) -> None:
-        """Meet the others in this turn; from here on it is the next one's."""
-        call, parity = _KINDS.index(kind) << 48 | num_bytes, self._parity
+    def _turn(self, kind: str, tensor: torch.Tensor | None = None) -> None:
+        """Meet the others in this turn, for a collective of `tensor`; from here on it is the next one's."""
+        call, parity = _number(kind, tensor), self._parity
         self._watch.note_call(call, parity=parity)
         self._slots.ready.ring()
         self._slots.ready.wait(kind)
         self._parity ^= 1
         calls = self._watch.calls(parity=parity)
         if calls.count(call) != len(calls):
-            said = [f"worker {at} {_KINDS[c >> 48]} of {c & (1 << 48) - 1} bytes" for at, c in enumerate(calls)]
+            said = [f"worker {at} {_in_words(each)}" for at, each in enumerate(calls)]
             raise PlanError(f"workers call different collectives at once: {', '.join(said)}. All must call the same.")
 
     def _slot_of(self, dtype: torch.dtype, *, turns_ahead: int = 0) -> list[torch.Tensor]:
@@ -155,3 +158,16 @@ class Turns:
         if dtype not in self._adders:
             self._adders[dtype] = Adder(dtype)
         return self._adders[dtype]
+
+
+def _number(kind: str, tensor: torch.Tensor | None) -> int:
+    """Return a collective as a number: its kind, the numbers' dtype, and their bytes, up to 2**48."""
+    if tensor is None:
+        return _KINDS.index(kind) << 56
+    return _KINDS.index(kind) << 56 | _DTYPE_NUMBERS[tensor.dtype] << 48 | tensor.nbytes
+
+
+def _in_words(call: int) -> str:
+    """Return the collective of a number."""
+    kind, dtype = _KINDS[call >> 56], call >> 48 & 0xFF
+    return f"{kind} of {call & (1 << 48) - 1} bytes of {name_of(_DTYPES[dtype - 1])}" if dtype else kind

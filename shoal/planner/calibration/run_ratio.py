@@ -22,6 +22,9 @@ from shoal.planner.calibration.calibration import Calibration, constants_of, dev
 from shoal.planner.machine import Machine
 from shoal.spec.plan import Plan, Predicted
 
+_BUSY = ("forward_s", "backward_s", "bubble_s", "optimizer_s")
+"""The parts of a step that `Predicted.step_s` counts, without communication."""
+
 
 class RunTimes(NamedTuple):
     """A step of one run, in seconds without data loading."""
@@ -87,4 +90,4 @@ def _worker(folder: RunFolder, rank: int) -> tuple[float, float] | None:
     if not steps:
         return None
     comm_s = typical([step["comm_s"] for step in steps])
-    return typical([step["step_s"] - step["data_s"] - step["comm_s"] for step in steps]), comm_s
+    return typical([sum(step[name] for name in _BUSY) for step in steps]), comm_s

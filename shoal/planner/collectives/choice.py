@@ -1,25 +1,23 @@
-"""Which way gradients take: the algorithm that the measured links make the fastest, and the size of a bucket.
+"""Which way gradients take: the algorithm that the measured links make the fastest, and whether a codec pays.
 
-1. A bucket must be large enough that its messages are mostly bytes: with p workers a ring sends p-ths of it, and the
-   latency is to be a twentieth of each. Smaller ones begin to travel earlier, so it is no larger, within bounds.
-2. Of the algorithms that know no hosts, the fastest for a bucket on the slowest link; where hosts have several workers,
-   two levels against it: shared memory inside, and between hosts a slice for each worker.
+Of the algorithms that know no hosts, the fastest for a bucket (buckets.py) on the slowest link; where hosts have
+several workers, two levels against it: shared memory inside, and between hosts a slice for each worker.
 
-Example: 4 hosts of 1 worker at 12.5 MB/s and 0.2 ms: 19 * 0.2 ms * 12.5 MB/s * 4 = 190 kB, so the least, 1 MiB;
-halving-doubling takes 4 * 0.2 ms + 1.5 * 84 ms, the fastest.
+Example: 4 hosts of 1 worker at 12.5 MB/s and 0.2 ms: buckets of 1 MiB, for which halving-doubling takes 4 * 0.2 ms +
+1.5 * 84 ms, the fastest.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.planner.collectives.allreduce import Cost, halving_doubling
-from shoal.planner.collectives.compression import CODECS, Setting, exchange, low_rank, weigh
+from shoal.planner.collectives.buckets import bucket_bytes
+from shoal.planner.collectives.codecs import CODECS, codec_for
+from shoal.planner.collectives.compression import Setting, exchange, weigh
 from shoal.planner.collectives.crowd import STEPS, crowded
 from shoal.planner.collectives.winners import fastest
 from shoal.spec.device import Link
 
-LATENCY_SHARE = 0.05
-LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 << 20, 64 << 20
 _CANDIDATES = tuple(name for name in STEPS if name != "naive")
 """What is chosen from. The naive way sends as many messages as a tree, in as many steps or more: it is there to compare
 with, and could only win by an error of measurement."""
@@ -39,12 +37,6 @@ class Way:
         ms = 1e3 * self.seconds[self.name]
         than = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for seconds, name in others)
         return f"{self.name}: {self.bucket_bytes / 2**20:.3g} MiB in {ms:.3g} ms" + (f"; {than}" if than else "")
-
-
-def bucket_bytes(link: Link, workers: int) -> int:
-    """Return the size of a bucket whose messages are bytes for all but a twentieth of their time."""
-    size = (1 / LATENCY_SHARE - 1) * link.latency_s * link.bytes_per_s * workers
-    return int(min(max(size, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES))
 
 
 def choose_way(*, workers: int, per_host: int, inside: Link | None, between: Link, bucket: int = 0) -> Way:
@@ -86,16 +78,20 @@ class CodecChoice:
 
 
 def choose_codec(
-    setting: Setting, rates: Mapping[str, CodecRate], *, shapes: Sequence[tuple[int, ...]] = ()
+    setting: Setting,
+    rates: Mapping[str, CodecRate],
+    *,
+    shapes: Sequence[tuple[int, ...]] = (),
+    exchange_s: float | None = None,
 ) -> CodecChoice:
-    """Return the codec with the least T * I, if that is less than with 16 bits (bf16), which costs no loss.
+    """Return the codec with the least T * I, if that is less than uncompressed; so any other must beat 16 bits (bf16).
 
-    `shapes` are those of the gradients: how small low rank makes them depends on these.
+    `shapes` are those of the gradients: how small low rank makes them depends on these. `exchange_s` is what the
+    exchange takes uncompressed, by the way that was chosen for it; by default, by the fastest closed form.
     """
-    codecs = CODECS | ({"powersgd": low_rank(shapes)} if shapes else {})
     totals = {
         name: weigh(
-            codecs[name],
+            codec_for(name, shapes),
             setting,
             encode_bytes_per_s=rate.encode_bytes_per_s,
             decode_bytes_per_s=rate.decode_bytes_per_s,
@@ -103,10 +99,14 @@ def choose_codec(
         ).compressed.total_s
         for name, rate in rates.items()
     }
-    plain_s = exchange(CODECS["none"], setting).total_s
+    plain = exchange(CODECS["none"], setting)
+    plain_s = plain.total_s
+    if exchange_s is not None:
+        plain_s += max(0.0, exchange_s - setting.overlap_s) - plain.exposed_s
     best = min(totals, key=lambda name: totals[name])
-    baseline_s = min(plain_s, totals.get("bf16", plain_s))
-    said = f"{1e3 * totals[best]:.3g} ms a step and loss, {1e3 * baseline_s:.3g} ms with 16 bits"
-    if best == "bf16" or totals[best] >= baseline_s:
-        return CodecChoice(name="none", why=f"no codec pays here: {best} {said}", totals_s=totals)
-    return CodecChoice(name=best, why=f"{best} pays: {said}, {1e3 * plain_s:.3g} ms uncompressed", totals_s=totals)
+    said = [f"{1e3 * totals[best]:.3g} ms a step and loss", f"{1e3 * plain_s:.3g} ms uncompressed"]
+    if totals[best] >= plain_s:
+        return CodecChoice(name="none", why=f"no codec pays here: {best} {', '.join(said)}", totals_s=totals)
+    if best != "bf16" and "bf16" in totals:
+        said.insert(1, f"{1e3 * totals['bf16']:.3g} ms with 16 bits")
+    return CodecChoice(name=best, why=f"{best} pays: {', '.join(said)}", totals_s=totals)

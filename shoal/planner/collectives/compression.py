@@ -13,6 +13,11 @@ Exposed is what does not hide behind `overlap_s` of computing. How encoded gradi
    all gather that: 2 (p-1)/p ratio n bytes. For 2 workers it is the same as to gather.
 3. Sparse ones (top-k, threshold) are gathered: each worker receives those of all p, (p-1) ratio n bytes, and decodes
    them; or they go in slices in bf16, where that is less.
+4. Under ZeRO each worker wants its slice of the sum alone: what is encoded goes to whose slice it is, (p-1)/p ratio n
+   bytes, and nothing is gathered. Uncompressed that is a reduce-scatter, half of an all-reduce.
+
+What all send to all, the workers of a host send over its one adapter: with h on each of them h (p-h)/p of the bytes of
+a worker go through it. A ring goes through each adapter once, however many they are.
 
 Example: 400 MB, 16 workers, 10 Gb/s, a step of 300 ms. The all-reduce takes 600 ms, so T_orig = 900 ms. The top 1% of
 the values with their places are 4 MB: 48 ms to gather. With 200 ms to encode (2 GB/s) and 32 to decode, T_comp =
@@ -21,77 +26,16 @@ the values with their places are 4 MB: 48 ms to gather. With 200 ms to encode (2
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm, doubling_all_gather, ring, ring_all_gather
+from shoal.planner.collectives.codecs import CODECS, Codec
 from shoal.planner.collectives.winners import changes, fastest_allreduce
-from shoal.planner.memory.residual import LEAST_GAIN, RANK
 
 SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e15
 """Between these the link's break-even speed is looked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Codec:
-    """How much a codec leaves of a gradient, and how what it leaves can travel."""
-
-    ratio: float
-    """Encoded bytes over bytes of the gradient in float32."""
-    travels: str
-    """summed: through an all-reduce, while encoded; sliced; gathered; sparse: gathered, or sliced in bf16."""
-    rounds: int = 1
-    """All-reduces of a step, of equal size, each waiting for the one before."""
-    by_engine: bool = False
-    """Whether the engine's own all-reduce carries it, whatever would be the fastest: over Gloo that is a ring."""
-
-    def __post_init__(self) -> None:
-        assert self.travels in ("summed", "sliced", "gathered", "sparse"), self.travels
-
-
-def sparse(density: float) -> Codec:
-    """Return a codec that sends this fraction of the values: 2 bytes each, as much for where, and counts.
-
-    A count of 4 bytes goes with every 65,536 elements (compress/places.py).
-    """
-    return Codec(ratio=density + 1 / 65536, travels="sparse")
-
-
-def low_rank(shapes: Sequence[tuple[int, ...]], rank: int = RANK) -> Codec:
-    """Return PowerSGD for gradients of these shapes: P is summed, then Q (Vogels et al., 2019).
-
-    What is no matrix, or too small to gain by it, travels whole. Example: [1024, 1024], rank 4: 4 * 2048 / 1024^2.
-    """
-    numel = [math.prod(shape) for shape in shapes]
-    sides = [(shape[0] if shape else 1) + math.prod(shape[1:]) for shape in shapes]
-    sent = [
-        rank * side if LEAST_GAIN * rank * side <= whole else whole for side, whole in zip(sides, numel, strict=True)
-    ]
-    return Codec(ratio=sum(sent) / max(1, sum(numel)), travels="summed", rounds=2, by_engine=True)
-
-
-_SCALE_BYTES = 2 / 256
-"""What a block's scale adds to each of its elements (compress/bucket.py)."""
-_THRESHOLD = 8.0
-"""What threshold sends exceeds this multiple of the mean magnitude (compress/threshold.py)."""
-
-CODECS = {
-    "none": Codec(ratio=1.0, travels="summed"),
-    "bf16": Codec(ratio=0.5, travels="sliced"),
-    "int8": Codec(ratio=(1 + _SCALE_BYTES) / 4, travels="sliced"),
-    "int4": Codec(ratio=(1 / 2 + _SCALE_BYTES) / 4, travels="sliced"),
-    "sign": Codec(ratio=(1 / 8 + _SCALE_BYTES) / 4, travels="sliced"),
-    "topk": sparse(0.01),
-    # As far as it is known beforehand: how often a random walk, which has normal steps, gets that far.
-    "threshold": sparse(math.pi / (2 * _THRESHOLD**2)),
-    "powersgd": low_rank([(1024, 1024)]),
-}
-
-
-def codec_of(name: str) -> Codec:
-    """Return the codec of a plan; auto counts as none: whether one pays is known when the link has been measured."""
-    return CODECS["none" if name == "auto" else name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +80,10 @@ class Setting:
     compute_s: float
     overlap_s: float = 0.0
     """Computing behind which an exchange can hide."""
+    per_host: int = 1
+    """Workers of a host, who share what has the rate above: its adapter."""
+    scatters: bool = False
+    """Whether each worker wants its slice of the sum alone (ZeRO)."""
     algorithms: Mapping[str, Algorithm] | None = None
     """The all-reduces to take the fastest of; None: all, and the engine's for what that carries."""
 
@@ -191,7 +139,7 @@ def weigh(
         compressed = dataclasses.replace(
             exchange(codec, here),
             encode_s=setting.num_bytes / encode_bytes_per_s,
-            decode_s=decoded_bytes(codec, setting.num_bytes, setting.workers) / decode_bytes_per_s,
+            decode_s=_decoded_bytes(codec, setting) / decode_bytes_per_s,
             iterations=iterations,
         )
         return exchange(CODECS["none"], here), compressed
@@ -211,7 +159,8 @@ def weigh(
 
 def exchange(codec: Codec, setting: Setting) -> Side:
     """Return a step whose gradients travel as `codec` leaves them; what encoding and decoding take is not in it."""
-    name, seconds, sent_bytes = _TRAVELS[codec.travels](codec, setting)
+    travel = _scatter if setting.scatters else _TRAVELS[codec.travels]
+    name, seconds, sent_bytes = travel(codec, setting)
     return Side(
         compute_s=setting.compute_s,
         exchange=name,
@@ -228,6 +177,12 @@ def decoded_bytes(codec: Codec, num_bytes: float, workers: int) -> float:
     if codec.travels == "gathered":
         return num_bytes * workers
     return num_bytes if codec.travels == "summed" else num_bytes * (1 + (workers - 1) / workers)
+
+
+def _decoded_bytes(codec: Codec, setting: Setting) -> float:
+    if setting.scatters:  # what the others say of its slice
+        return setting.num_bytes * (setting.workers - 1) / setting.workers
+    return decoded_bytes(codec, setting.num_bytes, setting.workers)
 
 
 def _sum(codec: Codec, setting: Setting) -> tuple[str, float, float]:
@@ -251,10 +206,24 @@ def _gather(codec: Codec, setting: Setting) -> tuple[str, float, float]:
 
 
 def _slice(codec: Codec, setting: Setting) -> tuple[str, float, float]:
-    half = ring_all_gather(
-        setting.num_bytes * codec.ratio, setting.workers, setting.link_bytes_per_s, setting.latency_s
-    )
-    return "slices", 2 * half.seconds, 2 * half.bytes_per_worker
+    num_bytes = setting.num_bytes * codec.ratio
+    gathered = ring_all_gather(num_bytes, setting.workers, setting.link_bytes_per_s, setting.latency_s)
+    return "slices", _all_to_all_s(num_bytes, setting) + gathered.seconds, 2 * gathered.bytes_per_worker
+
+
+def _scatter(codec: Codec, setting: Setting) -> tuple[str, float, float]:
+    num_bytes = setting.num_bytes * codec.ratio
+    ring = ring_all_gather(num_bytes, setting.workers, setting.link_bytes_per_s, setting.latency_s)
+    if codec.travels == "summed":
+        return "ring", ring.seconds, ring.bytes_per_worker
+    return "slices", _all_to_all_s(num_bytes, setting), ring.bytes_per_worker
+
+
+def _all_to_all_s(num_bytes: float, setting: Setting) -> float:
+    """Return how long it takes that each of the workers has sent a slice of `num_bytes` to each other one."""
+    workers, per_host = setting.workers, setting.per_host
+    through = per_host * (workers - per_host) if workers > per_host else workers - 1
+    return (workers - 1) * setting.latency_s + through / workers * num_bytes / setting.link_bytes_per_s
 
 
 def _sparse(codec: Codec, setting: Setting) -> tuple[str, float, float]:

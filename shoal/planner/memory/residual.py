@@ -8,12 +8,14 @@
 3. Not counted: a number for each parameter (threshold), what fills up the last block of a bucket (1 KB a worker), and
    factors of matrices that are in no plain product (of convolutions; of embeddings without a head).
 
-With `codec = "auto"` residuals count, since the memory must be there if a codec is taken.
+With `codec = "auto"` residuals count, since the memory must be there if a codec is taken; not under plans with which
+no codec goes.
 
 Example: a block of width 512 with attention and an MLP, 12 * 512^2 numbers: 12.6 MB of residuals. Its factors of rank 4
 are of four matrices, with 512, 512, 512 and 2048 columns: 57 KB.
 """
 
+from shoal.planner.engine import codecs_for
 from shoal.spec.plan import Plan
 from shoal.spec.profile import Layer
 
@@ -26,6 +28,8 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 def keeps_residuals(plan: Plan) -> bool:
     """Return whether gradients go through a codec, as far as the plan says."""
+    if plan.sync.codec == "auto" and not codecs_for(plan):
+        return False
     return plan.sync.codec != "none" and plan.mesh.data > 1
 
 

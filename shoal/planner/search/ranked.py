@@ -8,7 +8,8 @@ from shoal.planner.machine import Machine
 from shoal.planner.memory.peak import Peak, needed_bytes, peaks_of_stages
 from shoal.planner.search.shares import cut_batch
 from shoal.planner.time.refine import refine
-from shoal.planner.time.steptime import StepTime, as_measured, step_time
+from shoal.planner.time.stall import checkpoint_stall_s
+from shoal.planner.time.steptime import StepTime, as_measured, largest_part, step_time
 from shoal.spec.plan import Plan, Predicted
 from shoal.spec.profile import Profile
 
@@ -62,6 +63,7 @@ def with_figures(plan: Plan, time: StepTime, profile: Profile, machine: Machine,
         # In the order of workers: those of a stage together, neighbours along `tensor` next to each other.
         replicas = [(stage, part) for stage in range(plan.mesh.pipeline) for part in parts]
         listed = tuple(peaks[part][stage].peak_bytes for stage, part in replicas for _ in range(plan.mesh.tensor))
+    fixed_s, sample_s = micro_batch_times(plan, profile, machine, batch_size=batch_size)
     predicted = Predicted(
         step_s=time.step_s,
         comm_s=time.comm_s,
@@ -70,6 +72,9 @@ def with_figures(plan: Plan, time: StepTime, profile: Profile, machine: Machine,
         bubble_s=time.bubble_s,
         inside_bytes=time.inside_bytes,
         between_bytes=time.between_bytes,
+        fixed_s=fixed_s,
+        sample_s=sample_s,
+        stall_s=checkpoint_stall_s(profile, plan, machine),
     )
     return Ranked(
         plan=dataclasses.replace(plan, predicted=predicted),
@@ -79,6 +84,35 @@ def with_figures(plan: Plan, time: StepTime, profile: Profile, machine: Machine,
         needed_bytes=needed_bytes(worst, machine.device),
         samples_per_s=batch_size / time.step_s,
     )
+
+
+def micro_batch_times(
+    plan: Plan, profile: Profile, machine: Machine, *, batch_size: int, whole: Profile | None = None
+) -> tuple[float, float]:
+    """Return what a micro-batch takes on the slowest stage however small it is, and what each of its samples adds.
+
+    With fewer micro-batches, a step computes less by what all of them have in common. `whole` was traced with all
+    samples of a worker at once: what products make of the weights of a layer hardly grows with the samples, and one
+    trace alone cannot tell that from the rest.
+    """
+    samples = largest_part(plan, batch_size)
+    at_once = min(samples, plan.batch.micro_batch or samples)
+    other = samples if whole is not None else at_once // 2 or min(samples, 2 * at_once)
+    compute_s = _compute_s(plan, profile, machine, batch_size)
+    if other == at_once:
+        return 0.0, compute_s / samples
+    count, other_count = samples / at_once, samples / other
+    other_s = _compute_s(_in_pieces(plan, other), whole or profile, machine, batch_size)
+    fixed_s = max(0.0, (compute_s - other_s) / (count - other_count))
+    return fixed_s, max(0.0, compute_s - count * fixed_s) / samples
+
+
+def _compute_s(plan: Plan, profile: Profile, machine: Machine, batch_size: int) -> float:
+    return step_time(profile, plan, machine, batch_size=batch_size).compute_s
+
+
+def _in_pieces(plan: Plan, size: int) -> Plan:
+    return dataclasses.replace(plan, batch=dataclasses.replace(plan.batch, micro_batch=size))
 
 
 def _recompute_part(plan: Plan, profile: Profile, machine: Machine, batch_size: int) -> float:

@@ -18,6 +18,7 @@ from shoal.planner.search.shares import Shared
 from shoal.planner.search.space import Shape, Space, Way
 from shoal.planner.search.uneven import is_uneven, share_out, with_shares
 from shoal.planner.search.validate import axes, fits, room_bytes, validate
+from shoal.planner.search.why import Timed, why_chosen
 from shoal.planner.time.refine import refine
 from shoal.planner.time.steptime import StepTime, step_time
 from shoal.spec.cluster import Cluster
@@ -107,15 +108,21 @@ def rank_plans(
         out = share_out(plan, profile, cluster, machine, batch_size=batch_size)
         return time if out is None else with_shares(time, out[1])
 
+    lost = tuple(why_others_lost(space, best.candidate, timed=timed))
+    timed_plans = [Timed(each.plan, each.time) for each in costed]
+    whys = [why_chosen(timed_plans, i, looked_at=found.looked_at, lost=lost) for i in range(len(costed))]
     return Ranking(
-        plans=tuple(_ranked(each, profile, machine, batch_size, reliability) for each in costed[:keep]),
+        plans=tuple(
+            _ranked(each, profile, machine, batch_size, reliability, why=why)
+            for each, why in zip(costed[:keep], whys, strict=False)
+        ),
         profile=profile,
         machine=machine,
         batch_size=batch_size,
         error=error,
         error_source=error_source,
         reliability=reliability,
-        lost=tuple(why_others_lost(space, best.candidate, timed=timed)),
+        lost=lost,
         notes=tuple(_notes(best, found.lossy, cluster, machine, lossy=lossy)),
         looked_at=found.looked_at,
     )
@@ -170,8 +177,16 @@ def _cost(candidate: Candidate, profile: Profile, cluster: Cluster, machine: Mac
     return _Costed(candidate=candidate, plan=plan, time=with_shares(time, shared), shared=shared)
 
 
-def _ranked(costed: _Costed, profile: Profile, machine: Machine, batch_size: int, reliability: Reliability) -> Ranked:
-    plan = dataclasses.replace(costed.plan, checkpoint_s=float(max(1, round(reliability.interval_s))))
+def _ranked(
+    costed: _Costed,
+    profile: Profile,
+    machine: Machine,
+    batch_size: int,
+    reliability: Reliability,
+    *,
+    why: tuple[str, ...],
+) -> Ranked:
+    plan = dataclasses.replace(costed.plan, checkpoint_s=float(max(1, round(reliability.interval_s))), why=why)
     return with_figures(plan, costed.time, profile, machine, batch_size)
 
 

@@ -174,7 +174,7 @@ def takes(schedule: str, micro_batches: int, stages: int) -> bool:
 def check_sync(plan: Plan) -> None:
     """Raise PlanError where the gradients cannot meet as the plan says."""
     sync, mesh = plan.sync, plan.mesh
-    if sync.mode == "all-reduce" and sync.codec == "none":
+    if sync.mode == "all-reduce" and sync.codec in ("none", "auto"):  # auto takes what goes with the plan, or none
         return
     what = f"sync.mode={sync.mode!r}" if sync.mode != "all-reduce" else f"sync.codec={sync.codec!r}"
     if plan.zero and sync.mode == "all-reduce":
@@ -202,7 +202,7 @@ def _check_loose(plan: Plan) -> None:
         )
     if sync.quorum > mesh.replicate:
         raise PlanError(f"sync.quorum={sync.quorum} of {_replicas(mesh)}. Use at most {mesh.replicate}.")
-    if sync.codec != "none" and sync.mode != "local":
+    if sync.codec not in ("none", "auto") and sync.mode != "local":
         raise PlanError(
             f"sync.codec={sync.codec!r} with sync.mode={sync.mode!r}, which sends gradients as they are. "
             "Use sync.codec='none', or sync.mode='local' or 'all-reduce'."

@@ -1,7 +1,7 @@
 """What the exchange of gradients and parameters costs a step: formulas 9 to 12 of docs/planner-model.md.
 
-1. all-reduce: the gradients once a step, beside the backward of the last micro-batch, in buckets of 25 MB. What shows
-   is the last bucket, or what that backward was too short to hide.
+1. all-reduce: the gradients once a step, beside the backward of the last micro-batch, in buckets as large as the link
+   asks for. What shows is the last bucket, or what that backward was too short to hide.
 2. ZeRO, on FSDP2: parameters are gathered in the first forward of a step (ZeRO 1 and 2), or in every forward and
    backward (3). Gradients are reduced and scattered over the shards, then summed over the replicas: in the last
    micro-batch (1) or in every one (2 and 3). A layer's messages run beside the computing of its neighbours; the first
@@ -21,15 +21,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.planner.collectives.allreduce import parameter_server
-from shoal.planner.collectives.compression import Codec, codec_of, decoded_bytes
+from shoal.planner.collectives.buckets import SHARED_BUCKET_BYTES, bucket_at
+from shoal.planner.collectives.codecs import Codec, codec_of
+from shoal.planner.collectives.compression import decoded_bytes
 from shoal.planner.engine import frees_parameters, scatters_after, scatters_each
 from shoal.planner.time.traffic import Group, Groups
 from shoal.spec.plan import Plan
-
-BUCKET_BYTES = 25 * 1024 * 1024
-"""DDP's default bucket_cap_mb."""
-SHARED_BUCKET_BYTES = 4 << 20
-"""Of gradients in shared memory: no latency to speak of, and the first sums begin early (docs/communication.md)."""
 
 
 class Held(NamedTuple):
@@ -67,19 +64,26 @@ def exchange_of(plan: Plan, groups: Groups, held: Held, *, overlaps: bool) -> Ex
     return _MODES[plan.sync.mode](plan, groups.data, held, overlaps and not scatters_after(plan))
 
 
+def bucket_of(plan: Plan, group: Group) -> int:
+    """Return the size of the buckets in which replicas exchange gradients: as the plan says, or as a run has them."""
+    if plan.sync.bucket_bytes or group.in_memory:
+        return plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
+    return bucket_at(*group.slowest, group.size, ratio=codec_of(plan.sync.codec).ratio)
+
+
 def _all_reduce(plan: Plan, group: Group, held: Held, overlaps: bool) -> Exchange:
     codec = codec_of(plan.sync.codec)
     seconds, inside, between = _summed(codec, group, held.gradient_bytes)
     shown_s = seconds
     if overlaps:
-        buckets = max(1, math.ceil(held.gradient_bytes / BUCKET_BYTES))
+        buckets = max(1, math.ceil(held.gradient_bytes / bucket_of(plan, group)))
         shown_s = max(seconds / buckets, seconds - held.backward_s)
     return Exchange(shown_s + _coding_s(plan, held, group.size), inside, between)
 
 
 def _in_memory(plan: Plan, groups: Groups, held: Held) -> Exchange:
     seconds = groups.data.all_reduce_s(held.gradient_bytes)
-    buckets = max(1, math.ceil(held.gradient_bytes / (plan.sync.bucket_bytes or SHARED_BUCKET_BYTES)))
+    buckets = max(1, math.ceil(held.gradient_bytes / bucket_of(plan, groups.data)))
     copy_s = 2 * held.gradient_bytes / held.update_bytes_per_s
     inside, between = groups.data.gather_bytes(2 * held.gradient_bytes)
     # The losses go over the engine's link, the one that `tensor` has; elsewhere they are lost in what gradients take.

@@ -17,7 +17,7 @@ from functools import cached_property
 from shoal.planner.engine import frees_parameters, scatters_after, scatters_each
 from shoal.planner.machine import Machine
 from shoal.planner.time.compute import Split, rates_of
-from shoal.planner.time.exchange import BUCKET_BYTES
+from shoal.planner.time.exchange import bucket_of
 from shoal.planner.time.simulate import Layered, Piece, Timeline, simulate_overlap, simulate_pipeline
 from shoal.planner.time.stagetime import StageTime, StageTimes, pieces_of
 from shoal.planner.time.steptime import StepTime, largest_part, step_time
@@ -199,14 +199,14 @@ class _Step:
     def _backward(self, layers: list[StageTime], *, gathers: bool = False) -> list[Layered]:
         """Return a stage's backward: of ZeRO layer by layer, otherwise in buckets, of one large layer or some small."""
         out: list[Layered] = []
-        waiting_bytes = 0.0
+        waiting_bytes, bucket_bytes = 0.0, bucket_of(self.plan, self.groups.data)
         for layer in reversed(layers):
-            buckets = 1 if self.plan.zero else min(_MOST_BUCKETS, int(layer.gradient_bytes / BUCKET_BYTES))
+            buckets = 1 if self.plan.zero else min(_MOST_BUCKETS, int(layer.gradient_bytes / bucket_bytes))
             compute_s = (layer.again_s + layer.backward_s) / max(1, buckets)
             gather_s = self.groups.shard.gather_s(layer.parameter_bytes) if gathers else 0.0
             for number in range(max(1, buckets)):
                 waiting_bytes += layer.gradient_bytes / max(1, buckets)
-                is_full = buckets > 0 or waiting_bytes >= BUCKET_BYTES
+                is_full = buckets > 0 or waiting_bytes >= bucket_bytes
                 out.append(
                     Layered(compute_s, 0.0 if number else gather_s, self._reduce_s(waiting_bytes) if is_full else 0.0)
                 )

@@ -19,13 +19,11 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 
 from shoal.comm.algorithms import Wire, broadcast
 from shoal.comm.group import new_group
-from shoal.comm.torch_private import set_timeout
 from shoal.sync.deadline.board import Board
 from shoal.sync.deadline.catching_up import Departures, buffers_row, put_buffers, receive_state, step_schedule
 from shoal.sync.deadline.limit import Limit
@@ -104,7 +102,6 @@ class Deadline:
         board = Board(place.store, place.rank, watch=place.watch, timeout_s=place.timeout_s)
         board.open(self._last.step)
         group = new_group()
-        set_timeout(group, timedelta(seconds=place.timeout_s))
         wire = Wire(group, watch=place.watch)
         return _Links(board, wire, Summing(wire, place.sync.way), Departures(self._trained, wire))
 

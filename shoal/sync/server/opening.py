@@ -9,7 +9,6 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store
@@ -17,6 +16,7 @@ from torch.distributed import Store
 from shoal.comm.group import FORM_S
 from shoal.comm.reach import address_towards
 from shoal.comm.store import LOOPBACK
+from shoal.comm.told import told
 from shoal.sync.mode import Place
 from shoal.sync.server.copies import Copies
 from shoal.sync.server.host import Host
@@ -73,8 +73,7 @@ def _meet(place: Place) -> tuple[str, Store]:
     """Return the word that names these servers, and their part of the store."""
     if place.rank.index == 0:
         place.store.compare_set("servers", "", secrets.token_hex(16))
-    place.store.wait(["servers"], timedelta(seconds=min(place.timeout_s, FORM_S)))
-    token = place.store.get("servers").decode()
+    (token,) = told(place.store, ["servers"], timeout_s=min(place.timeout_s, FORM_S))
     if place.rank.workers == 1 and not place.rank.store_port:
         return token, place.store
     return token, store_of(place.rank, token, timeout_s=place.timeout_s)
