@@ -9,27 +9,22 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.core.units import format_seconds
+from shoal.report.advice import advise, flags_of
 from shoal.report.compare import Comparison, compare
-from shoal.report.log import clean
+from shoal.report.logs.log import clean
+from shoal.report.split import PARTS
 from shoal.report.summary import Summary
-from shoal.report.verdict import OTHER, headline, metric_in_words, percent, remarks, step_fractions
+from shoal.report.verdict import headline, metric_in_words, percent, remarks
 
 _WIDTH = 90
 _LABEL_WIDTH = 11
 _BAR_CELLS = 60
 
-_COLOURS = {
-    "data": "bright_black",
-    "forward": "cyan",
-    "backward": "blue",
-    "communication": "yellow",
-    "bubble": "red",
-    "optimizer": "green",
-    OTHER: "white",
-}
-# Each part has its own sign, so that the bar reads without colour; letters where the terminal knows only ASCII.
-_BLOCKS = dict(zip(_COLOURS, "·░▒█~▓-", strict=True))
-_LETTERS = dict(zip(_COLOURS, ".fbcwo-", strict=True))
+# As in the live view. Each part has its own sign, so that the bar reads without colour; letters where the terminal
+# knows only ASCII.
+_COLOURS = dict(zip(PARTS, ("bright_black", "blue", "yellow", "red", "magenta", "cyan", "white"), strict=True))
+_BLOCKS = dict(zip(PARTS, "·█▒~+░-", strict=True))
+_LETTERS = dict(zip(PARTS, ".#cb+w-", strict=True))
 
 
 def render(summary: Summary) -> RenderableType:
@@ -72,9 +67,11 @@ def _comparison(rows: list[Comparison], *, with_predicted: bool) -> Table:
 
 
 def _labelled(summary: Summary) -> Iterator[tuple[str, RenderableType]]:
-    fractions = step_fractions(summary)
-    if fractions:
-        yield "A step", _Bar(fractions)
+    for advice in advise(summary):
+        change = f" Try: {flags_of(advice.change)}" if advice.change else ""
+        yield "Next", Text(advice.sentence + change, style="bold")
+    if summary.fractions:
+        yield "A step", _Bar(summary.fractions)
     if summary.evals:
         step, metrics = summary.evals[-1]
         values = ", ".join(f"{name} {metric_in_words(value)}" for name, value in metrics.items())

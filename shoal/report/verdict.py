@@ -3,13 +3,25 @@
 from collections.abc import Iterator
 
 from shoal.core.events import STEP_PARTS
+from shoal.report.advice import advise, failed_advisers
+from shoal.report.advice.advice import percent
 from shoal.report.summary import Summary
 
-PART_NAMES = dict(zip(STEP_PARTS, ("data", "forward", "backward", "communication", "bubble", "optimizer"), strict=True))
+__all__ = ["OTHER", "PART_NAMES", "counted", "headline", "metric_in_words", "percent", "rate_in_words", "ratio_of"]
+__all__ += ["remarks", "step_fractions", "verdict"]
+
+_NAMES = ("data", "forward", "backward", "communication", "bubble", "optimizer", "checkpoint")
+PART_NAMES = dict(zip(STEP_PARTS, _NAMES, strict=True))
 OTHER = "other"
 
 # A tenth of a step: below it, a remark costs the reader more time than the run.
 _REMARKABLE = 0.10
+
+
+def verdict(summary: Summary) -> str:
+    """Return the sentence that stands first: the best advice, or without any the run in one sentence."""
+    advices = advise(summary)
+    return advices[0].sentence if advices else headline(summary)
 
 
 def headline(summary: Summary) -> str:
@@ -23,16 +35,25 @@ def headline(summary: Summary) -> str:
 
 
 def remarks(summary: Summary) -> Iterator[str]:
-    """Yield a sentence for each thing worth changing next."""
+    """Yield a sentence for each thing that stands out, besides what there is advice on (see advice/)."""
+    yield from summary.job.notes if summary.job else ()
+    advised = {advice.bottleneck for advice in advise(summary)}
     fractions = dict(step_fractions(summary))
-    if fractions.get("data", 0.0) > _REMARKABLE:
+    if fractions.get("data", 0.0) > _REMARKABLE and "data" not in advised:
         yield f"Loading data takes {percent(fractions['data'])} of each step."
-    yield from _imbalance(summary)
-    if summary.predicted and summary.parts and fractions["communication"] > _REMARKABLE:
+    if "straggler" not in advised:
+        yield from _imbalance(summary)
+    if (
+        summary.predicted
+        and summary.parts
+        and fractions.get("communication", 0.0) > _REMARKABLE
+        and "link" not in advised
+    ):
         measured_s, predicted_s = summary.parts["comm_s"], summary.predicted.comm_s
         if measured_s > 1.5 * predicted_s:
             times = f"{1e3 * measured_s:.3g} ms of each step, and {1e3 * predicted_s:.3g} ms were predicted"
             yield f"Waiting for communication took {times}: a late worker, or a busy link, keeps the others waiting."
+    yield from failed_advisers(summary)
 
 
 def step_fractions(summary: Summary) -> list[tuple[str, float]]:
@@ -40,7 +61,9 @@ def step_fractions(summary: Summary) -> list[tuple[str, float]]:
     slowest = summary.slowest
     if not slowest or not slowest.parts or not slowest.total_s:
         return []
-    shown = {name: seconds for name, seconds in slowest.parts.items() if seconds or name != "bubble_s"}
+    shown = {
+        name: seconds for name, seconds in slowest.parts.items() if seconds or name not in ("bubble_s", "checkpoint_s")
+    }
     parts = [(PART_NAMES[name], seconds / slowest.total_s) for name, seconds in shown.items()]
     rest = 1 - sum(fraction for _, fraction in parts)
     return [*parts, (OTHER, rest)] if rest > 0.005 else parts
@@ -49,11 +72,6 @@ def step_fractions(summary: Summary) -> list[tuple[str, float]]:
 def counted(count: int, word: str) -> str:
     """Return '1 step' or '1,200 steps'."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def percent(fraction: float) -> str:
-    """Return '7%', or 'under 1%' for the little that would round to nothing."""
-    return "under 1%" if 0 < fraction < 0.005 else f"{fraction:.0%}"
 
 
 def rate_in_words(per_s: float) -> str:
@@ -97,7 +115,4 @@ def _imbalance(summary: Summary) -> Iterator[str]:
     wait_s, fastest = max(waits, key=lambda item: item[0])
     extra = (wait_s - min(wait for wait, _ in waits)) / (fastest.total_s or 1.0)
     if extra > _REMARKABLE and fastest.rank != summary.slowest.rank:
-        yield (
-            f"Worker {fastest.rank} waits {percent(extra)} of each step for worker {summary.slowest.rank}: "
-            "give it a larger share of the batch."
-        )
+        yield f"Worker {fastest.rank} waits {percent(extra)} of each step for worker {summary.slowest.rank}."

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 
-from shoal.report.log import WorkerLog
+from shoal.report.logs.log import WorkerLog
 
 
-def missing_from_logs(logs: list[WorkerLog], status: str) -> Iterator[str]:
-    """Yield a sentence for each thing that the workers' logs lack."""
+def missing_from_logs(logs: list[WorkerLog], status: str, *, is_program: bool = False) -> Iterator[str]:
+    """Yield a sentence for each thing that the workers' logs lack. The steps of a program are worker 0's alone."""
     if status == "unfinished":
         yield "The run has not said how it ended: it still goes on, or it was cut off."
     absent = [log.rank for log in logs if not log.present and not log.unreadable]
     if absent:
         yield f"No log of {ranks_in_words(absent)}: samples, times and memory there are not counted."
-    idle = [log.rank for log in logs if log.present and not log.steps and not log.unreadable]
+    idle = [log.rank for log in logs if log.present and not log.num_steps and not log.unreadable]
+    if is_program:
+        idle = [rank for rank in idle if rank == 0]
     if idle:
         yield f"No step in the log of {ranks_in_words(idle)}."
     last_step = max((log.last_step for log in logs if log.last_step is not None), default=None)

@@ -7,9 +7,9 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.core.files import write_whole
-from shoal.report.figures import plain_layout
-from shoal.report.page import fill_page
-from shoal.report.sections import figure, section, text
+from shoal.report.page.figures import pointed_layout
+from shoal.report.page.sections import figure, section, text
+from shoal.report.page.write import fill_page
 
 _MOST_PARAMETERS = 12
 _ROWS = 50
@@ -65,7 +65,7 @@ def history_figure(sweep: dict[str, Any]) -> dict[str, Any]:
         "mode": "lines",
         "line": {"color": "var(--communication)", "width": 1.6, "shape": "hv"},
     }
-    layout = plain_layout("value", x_title="trial")
+    layout = pointed_layout("value", x_title="trial")
     return {"data": [*_points(sweep, lambda trial: trial["number"]), line], "layout": layout}
 
 
@@ -73,7 +73,7 @@ def parameter_figure(sweep: dict[str, Any], name: str) -> dict[str, Any]:
     """Return every trial's value by one of its parameters; numbers over three powers of ten on a logarithmic axis."""
     values = [trial["parameters"][name] for trial in sweep["trials"] if name in trial["parameters"]]
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    layout = plain_layout("value", x_title=name)
+    layout = pointed_layout("value", x_title=name)
     if len(numbers) < len(values):
         layout["xaxis"]["type"] = "category"
         return {"data": _points(sweep, lambda trial: _word(trial["parameters"].get(name)), name), "layout": layout}

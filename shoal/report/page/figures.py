@@ -3,16 +3,29 @@
 Colours are the page's CSS variables, written var(--name); the page's script puts in their values, light or dark.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from shoal.report.logs.measured import buckets
+from shoal.report.split import PARTS
 from shoal.report.summary import Summary
-from shoal.report.verdict import PART_NAMES
 
 MOST_POINTS = 1000
 # Up to so many steps, each is drawn as a mark or a bar of its own; beyond, as a line or an area.
 _FEW_STEPS = 60
 
-_HOVER = "%{y:.4g}<extra>%{fullData.name}</extra>"
+HOVER = "%{y:.4g}<extra>%{fullData.name}</extra>"
+# The signs of several lines in one plot: colours alone do not tell them apart for everybody.
+LINES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon")
+HUES = (
+    "var(--compute)",
+    "var(--communication)",
+    "var(--optimizer)",
+    "var(--bubble)",
+    "var(--checkpoint)",
+    "var(--ink)",
+)
 
 
 def loss_figure(summary: Summary) -> dict[str, Any]:
@@ -24,9 +37,9 @@ def loss_figure(summary: Summary) -> dict[str, Any]:
         "x": [summary.step_numbers[i] for i in shown],
         "y": [summary.losses[i] for i in shown],
         "mode": "lines+markers" if len(shown) <= _FEW_STEPS else "lines",
-        "line": {"color": "var(--backward)", "width": 1.6},
+        "line": {"color": "var(--compute)", "width": 1.6},
         "marker": {"size": 5},
-        "hovertemplate": _HOVER,
+        "hovertemplate": HOVER,
     }
     evals = [(step, metrics["loss"]) for step, metrics in summary.evals if metrics.get("loss") is not None]
     evaluation = {
@@ -36,7 +49,7 @@ def loss_figure(summary: Summary) -> dict[str, Any]:
         "y": [loss for _, loss in evals],
         "mode": "markers",
         "marker": {"color": "var(--communication)", "size": 9, "symbol": "diamond"},
-        "hovertemplate": _HOVER,
+        "hovertemplate": HOVER,
     }
     layout = plain_layout("loss") | {"showlegend": bool(evals)}
     return {"data": [training, evaluation] if evals else [training], "layout": layout}
@@ -44,12 +57,11 @@ def loss_figure(summary: Summary) -> dict[str, Any]:
 
 def split_figure(summary: Summary) -> dict[str, Any]:
     """Return the parts of a step over steps, stacked, in milliseconds: the mean over the workers."""
-    buckets = _buckets(len(summary.split), MOST_POINTS)
-    steps = [summary.step_numbers[bucket[0]] for bucket in buckets]
-    parts_ms = [_mean_ms(summary, bucket) for bucket in buckets]
-    kind = _bars if len(buckets) <= _FEW_STEPS else _areas
-    columns = zip(PART_NAMES.values(), zip(*parts_ms, strict=True), strict=True)
-    data = [kind(name, steps, column) for name, column in columns if name != "bubble" or any(column)]
+    steps = [stretch.first for stretch in summary.stretches]
+    parts_ms = [[round(1000 * seconds, 4) for seconds in stretch.parts_s] for stretch in summary.stretches]
+    kind = _bars if len(steps) <= _FEW_STEPS else _areas
+    columns = zip(PARTS, zip(*parts_ms, strict=True), strict=True)
+    data = [kind(name, steps, column) for name, column in columns if any(column)]
     # The first steps may be many times longer: they may leave the top of the plot, the others may not.
     steady = [sum(parts) for parts in parts_ms[summary.warm_up_steps :]] or [1.0]
     layout = plain_layout("milliseconds") | {"barmode": "stack", "bargap": 0.15, "showlegend": False}
@@ -57,13 +69,13 @@ def split_figure(summary: Summary) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
-def thin(values: tuple[float | None, ...], most: int = MOST_POINTS) -> list[int]:
+def thin(values: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     """Return at most about `most` positions to draw, in order: of each stretch the least and the greatest, so that
     no spike is lost, and one that is not finite, so that no gap is."""
     if len(values) <= most:
         return list(range(len(values)))
     chosen: set[int] = {0, len(values) - 1}
-    for stretch in _buckets(len(values), most // 2):
+    for stretch in buckets(len(values), most // 2):
         finite = [i for i in stretch if values[i] is not None]
         chosen.update([i for i in stretch if values[i] is None][:1])
         if finite:
@@ -72,26 +84,20 @@ def thin(values: tuple[float | None, ...], most: int = MOST_POINTS) -> list[int]
     return sorted(chosen)
 
 
-def _buckets(count: int, most: int) -> list[range]:
-    """Return range(count) cut into at most `most` stretches of nearly equal length."""
-    pieces = min(count, most)
-    return [range(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
-
-
-def _mean_ms(summary: Summary, bucket: range) -> list[float]:
-    columns = zip(*(summary.split[i] for i in bucket), strict=True)
-    return [round(1000 * sum(column) / len(bucket), 4) for column in columns]
-
-
 def _bars(name: str, steps: list[int], values: tuple[float, ...]) -> dict[str, Any]:
     marker = {"color": f"var(--{name})"}
-    return {"type": "bar", "name": name, "x": steps, "y": values, "marker": marker, "hovertemplate": _HOVER}
+    return {"type": "bar", "name": name, "x": steps, "y": values, "marker": marker, "hovertemplate": HOVER}
 
 
 def _areas(name: str, steps: list[int], values: tuple[float, ...]) -> dict[str, Any]:
     colour = f"var(--{name})"
     look = {"mode": "lines", "stackgroup": "step", "line": {"width": 0, "color": colour}, "fillcolor": colour}
-    return {"type": "scatter", "name": name, "x": steps, "y": values, "hovertemplate": _HOVER} | look
+    return {"type": "scatter", "name": name, "x": steps, "y": values, "hovertemplate": HOVER} | look
+
+
+def pointed_layout(y_title: str, *, x_title: str = "step") -> dict[str, Any]:
+    """Return the same for a plot in which each mark is looked at by itself."""
+    return plain_layout(y_title, x_title=x_title) | {"hovermode": "closest", "hoverdistance": 20}
 
 
 def plain_layout(y_title: str, *, x_title: str = "step") -> dict[str, Any]:
@@ -104,6 +110,7 @@ def plain_layout(y_title: str, *, x_title: str = "step") -> dict[str, Any]:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
         "hovermode": "x unified",
+        "hoverdistance": -1,  # wherever the mouse is, the nearest step is shown
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom"},
         "xaxis": axis | spike | {"title": {"text": x_title}, "showgrid": False},

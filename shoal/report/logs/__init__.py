@@ -1,0 +1,1 @@
+"""The event logs of a run, read with distrust, and what their steps come to."""
