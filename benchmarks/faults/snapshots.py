@@ -41,19 +41,21 @@ def steps_worker(rank: Any, *, folder: Path, width: int, rounds: int, steps: int
     job = gpt(width, (rounds + 1) * steps * len(SIDES))
     with opened(job, plan, run_folder, rank=rank, store=store, log=log, keeping=Keeping(room, 0, 1)) as run:
         snapshots, after_step = run.snapshots, run.snapshots.after_step
+        copies = snapshots._copies
+        assert copies is not None
         auto = Pace(0, is_busy=True)
         batches = run.batches()
         for number in range(rounds + 1):
             for side in SIDES if number % 2 else SIDES[::-1]:
                 snapshots.after_step = (lambda: None) if side == "without" else after_step  # type: ignore[method-assign]
-                snapshots._pace = auto if side == "every step" else None
+                copies._pace = auto if side == "every step" else None
                 auto._next_decision = 0  # never: every step it is
                 began_s = time.perf_counter()
                 for _ in range(steps):
                     run.step(next(batches))
                 times[side].append((time.perf_counter() - began_s) / steps)
-        num_bytes, asked, figures = snapshots._files.num_bytes if snapshots._files else 0, auto.asked(), auto.figures()
-        snapshots._wait()
+        num_bytes, asked, figures = copies._files.num_bytes if copies._files else 0, auto.asked(), auto.figures()
+        copies.wait()
     room.close()
     if rank.index == 0:
         remove_room("benchmark")

@@ -84,8 +84,11 @@ def _convert(value: Any, hint: Any, *, key: str, where: str) -> Any:
         return {name: _convert(item, arguments[1], key=f"{key}.{name}", where=where) for name, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    is_instance = isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    if is_instance or (origin is typing.Literal and value in arguments):
         return value
+    if origin is typing.Literal:
+        raise ConfigError(f"{key!r} in {where} must be one of {', '.join(map(repr, arguments))}, not {value!r}.")
     expected = "table" if dataclasses.is_dataclass(hint) else _NAMES.get(origin or hint, str(hint))
     raise ConfigError(f"{key!r} in {where} must be a {expected}, not {value!r}.")
 

@@ -11,7 +11,8 @@ here is said through the store, which the launcher hosts and which outlives ever
 3. All read the list, which is closed once for all: who is not in it waits for the next one. Ranks are in the order of
    the members' numbers.
 4. If members die while all this goes on, or while groups are formed, that is the loss of the next generation.
-5. If those who are there cannot hold a whole model, they wait for a replacement, `wait_s` at most.
+5. If those who are there cannot hold a whole model, they wait for a replacement, `wait_s` at most. If none comes, by
+   then or by the launcher's word, they go on as `fits_at_last` says that they can; else the run ends.
 
 Example: worker 2 of 4 is killed in step 41 of generation 0. The launcher writes "dead 2.0"; 0, 1 and 3 are released
 from their collectives, and write that they are there for generation 1. Worker 3, the last to come, finds nobody missing
@@ -21,10 +22,8 @@ generation 2. After step 47 all four agree on that.
 
 import dataclasses
 import json
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -37,6 +36,7 @@ from shoal.comm.members import (
     dead_key,
     done_key,
     last_generation,
+    last_key,
     list_key,
     members_of,
     number_of,
@@ -46,7 +46,9 @@ from shoal.comm.members import (
 from shoal.comm.others import LEFT, Other, beat_of, is_gone, process_of_this
 from shoal.comm.rank import Rank
 from shoal.comm.torch_private import own_connection
-from shoal.core.errors import PeerLost
+from shoal.core.errors import PeerLost, WorkerFailed
+from shoal.core.host import host_id
+from shoal.fault.generation import Generation, Member
 
 SILENT_S = 10.0
 """How long the beat of a member must have stood still to give it up, while the others wait for it: threads of a busy
@@ -56,65 +58,30 @@ _PATIENT_S, _LONG_PAUSE_S = 30.0, 0.2
 """After how long one that waits looks less often, and how often: it may be a spare one, for hours."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A process, as it says of itself that it is there."""
-
-    name: str
-    """NUMBER.START, see comm/members.py."""
-    step: int = -1
-    """How many steps the state that it holds has done; -1: it holds none."""
-    evaluated: int = -1
-    """After which step it has evaluated last."""
-    host: str = ""
-    process: int = 0
-    processes: int = 0
-
-    @property
-    def number(self) -> int:
-        """Which worker it is."""
-        return number_of(self.name)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A closed list."""
-
-    number: int
-    members: tuple[Member, ...]
-    """By rank."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the members are called, by rank."""
-        return tuple(member.name for member in self.members)
-
-    @property
-    def step(self) -> int:
-        """The most steps that a state has done which some member holds; -1 if nobody holds any."""
-        return max(member.step for member in self.members)
-
-    def prefix(self) -> str:
-        """Return the prefix of all that this generation says in the store."""
-        return f"generation {self.number}"
-
-
 class Membership:
     """One member's view of who is there."""
 
     def __init__(
-        self, store: dist.Store, rank: Rank, *, fits: Callable[[int], int], timeout_s: float, wait_s: float
+        self,
+        store: dist.Store,
+        rank: Rank,
+        *,
+        fits: Callable[[int], int],
+        fits_at_last: Callable[[int], int] = lambda _: 0,
+        timeout_s: float,
+        wait_s: float,
     ) -> None:
         """`fits` tells how many of so many workers can train together: 0 where they cannot hold a whole model.
 
-        Survivors are waited for at most `timeout_s`, a replacement that is needed at most `wait_s`.
+        `fits_at_last` tells it where nobody will join them. Survivors are waited for at most `timeout_s`, a
+        replacement that is needed at most `wait_s`.
         """
         self.store = own_connection(store)
         self.members = members_of(self.store)
         self.name, self._rank = rank.member, rank
         self.current: Generation | None = None
         """The last generation that this member was in."""
-        self._fits, self._timeout_s, self._wait_s = fits, timeout_s, wait_s
+        self._fits, self._fits_at_last, self._timeout_s, self._wait_s = fits, fits_at_last, timeout_s, wait_s
         self._beats: dict[str, tuple[bytes, float]] = {}
         self._dead: dict[str, dict[str, Any]] = {}
 
@@ -124,11 +91,11 @@ class Membership:
         """Return the next generation that this member is in; None if the run is finished. It holds state of `step`.
 
         `check` is called while this waits, and may raise. A survivor raises PeerLost if the others do not come in time,
-        or if there are not enough. Whoever has only been started waits as long as the others train.
+        WorkerFailed if there are not enough. Whoever has only been started waits as long as the others train.
         """
         number = self._next()
         self._beats = {}
-        here = Member(self.name, step, evaluated, host=socket.gethostname(), **process_of_this())
+        here = Member(self.name, step, evaluated, host=host_id(), **process_of_this())
         self._announce(number, here)
         began_s, pause_s = time.monotonic(), _PAUSE_S
         with CALLS.waiting_in("the agreement on who is left"):
@@ -144,10 +111,11 @@ class Membership:
                     self._announce(number, here)
                     continue
                 missing, present = self._look(number)
-                if not missing and self._close(number, present):
+                waited_s = time.monotonic() - began_s
+                if not missing and self._close(number, present, waited_s):
                     continue
                 check()
-                self._check_time(time.monotonic() - began_s, missing, present)
+                self._check_time(waited_s, missing)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S if time.monotonic() - began_s < _PATIENT_S else _LONG_PAUSE_S)
 
@@ -231,9 +199,16 @@ class Membership:
         awaited: list[str] = json.loads(self.members.get(AWAITED)) if self.members.check([AWAITED]) else []
         return awaited
 
-    def _close(self, number: int, present: Sequence[Member]) -> bool:
-        """Close the list, if those who are there can train; return whether it is closed."""
+    def _close(self, number: int, present: Sequence[Member], waited_s: float) -> bool:
+        """Close the list, if those who are there can train; return whether it is closed.
+
+        Raises WorkerFailed if they never will: no launcher would mend that by starting them again.
+        """
         count = self._fits(len(present))
+        if count == 0 and (why := self._in_vain(present, waited_s)):
+            count = self._fits_at_last(len(present))
+            if count == 0:
+                raise WorkerFailed(why)
         if count == 0:
             return False
         # Whoever holds state goes before those who hold none, and low numbers before high ones.
@@ -243,18 +218,29 @@ class Membership:
         self.members.compare_set(list_key(number), "", text)
         return True
 
-    def _check_time(self, waited_s: float, missing: Iterable[str], present: Sequence[Member]) -> None:
+    def _in_vain(self, present: Sequence[Member], waited_s: float) -> str:
+        """Return why those who are there need not wait for others any more, as an error says it; "" while they do."""
+        left = f"{len(present)} worker{'s that are' if len(present) > 1 else ' that is'} left"
+        lacks = f"{'do' if len(present) > 1 else 'does'} not hold a whole model"
+        lost = sorted(set(range(self._rank.workers)) - {member.number for member in present})
+        if all(self.members.check([last_key(number)]) for number in lost):
+            names = f"worker{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
+            are = "are" if len(lost) > 1 else "is"
+            return (
+                f"{names} {are} lost, and {are} started no more (on_loss.restarts); the {left} {lacks}. Go on from the "
+                "last checkpoint, with any plan: --resume"
+            )
+        if waited_s > self._wait_s:
+            return f"the {left} {lacks}, and no replacement has come within {self._wait_s:g} s (on_loss.wait_s)."
+        return ""
+
+    def _check_time(self, waited_s: float, missing: Iterable[str]) -> None:
         """Raise PeerLost if it is in vain to wait on; whoever was never in a generation waits for those who are."""
-        if self.current is None and self.closed(0) is not None and missing:
+        if self.current is None and self.closed(0) is not None:
             return
         names = ", ".join(f"worker {number_of(name)}" for name in missing)
         if names and waited_s > self._timeout_s:
             raise PeerLost(f"{names} did not come within {self._timeout_s:g} s to agree on how to go on.")
-        if not names and waited_s > self._wait_s:
-            raise PeerLost(
-                f"the {len(present)} workers that are left do not hold a whole model, and no replacement has come "
-                f"within {self._wait_s:g} s (on_loss.wait_s)."
-            )
 
     def _is_dead(self, name: str, member: Member | None = None) -> bool:
         if name in self._dead:
@@ -265,8 +251,8 @@ class Membership:
         if member is None or name == self.name:
             return False
         other = Other(host=member.host, process=member.process, processes=member.processes)
-        if is_gone(other, socket.gethostname()):
-            tell_dead(self.members, name, "has ended without a word (no such process)", host=member.host)
+        if is_gone(other, host_id()):
+            tell_dead(self.members, name, "has ended without a word (no such process)")
         return name in self._dead
 
     def _give_up_silent(self, before: Generation, missing: Sequence[str]) -> None:

@@ -26,7 +26,8 @@ from shoal.comm.calls import CALLS
 from shoal.comm.members import dead_key, members_of, news_key
 from shoal.comm.torch_private import cuttable_connection, end_operations, own_connection
 from shoal.core.errors import PeerLost
-from shoal.fault.membership import Generation, Membership
+from shoal.fault.generation import Generation
+from shoal.fault.membership import Membership
 
 _LONG = timedelta(days=365)
 _END_S = 1.0

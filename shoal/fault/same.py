@@ -29,7 +29,7 @@ from shoal.comm.calls import CALLS
 from shoal.comm.rank import Rank
 from shoal.core.errors import JobError, PeerLost
 from shoal.fault.same_samples import sample_hashes
-from shoal.spec.job import Job
+from shoal.spec.job import Job, is_stream
 from shoal.spec.plan import Plan
 
 Facts: TypeAlias = Mapping[str, Any]
@@ -125,14 +125,31 @@ def facts_of(job: Job, plan: Plan, rank: Rank) -> dict[str, Any]:
         "torch": torch.__version__,
         "shoal": shoal.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        "samples": len(job.data),
-        "eval samples": 0 if job.eval_data is None else len(job.eval_data),
+        "samples": job.num_samples or 0,
+        "eval samples": _count(job.eval_data),
     }
-    fields = ("batch_size", "total_steps", "seed", "shuffle", "clip_norm", "unit", "eval_every_steps", "block_rows")
+    fields = (
+        "batch_size",
+        "total_steps",
+        "seed",
+        "shuffle",
+        "clip_norm",
+        "unit",
+        "eval_every_steps",
+        "block_rows",
+        "drop_last",
+    )
     facts["job"] = {f"Job.{name}": getattr(job, name) for name in fields}
     facts["plan"] = _flat(dataclasses.asdict(plan), "plan")
     facts["sample"] = sample_hashes(job.data)
     return facts
+
+
+def _count(data: Any) -> int:
+    """Return how many samples `data` has; 0 for none, and for a stream that does not say."""
+    if data is None:
+        return 0
+    return data.num_samples or 0 if is_stream(data) else len(data)
 
 
 def parameter_facts(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 2. Before the next optimizer's step, `wait` waits for that.
 3. Two slots take turns. A slot is written over only when all workers of this host have a newer step complete: else one
    that dies in its copy of step 8 would leave the others with 8 and half of 9, and nobody with 7.
+4. A state, or a text, that has outgrown its file gets a larger one, beside it (snapshot_place.py).
 
 Example: workers 0 and 1 have steps 7 and 8. Worker 0 is done with step 9 and wants the slot of 7, while worker 1 still
 copies 8: worker 0's thread waits. Worker 1 is killed: 7 is whole on both.
@@ -12,12 +13,10 @@ copies 8: worker 0's thread waits. Worker 1 is killed: 7 is whole on both.
 
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +27,8 @@ from shoal.fault.shards import Shard
 from shoal.fault.snapshot_file import SUFFIX, SnapshotFile, SnapshotReader, lay_out, make_file
 from shoal.fault.snapshot_moves import Moves, event_of, ordered, pin, plan_moves
 from shoal.fault.snapshot_neighbour import Address, Sender
+from shoal.fault.snapshot_place import Peer, path_of
 
-_NAME = re.compile(rf"generation-(\d+)-worker-(\d+){SUFFIX}")
 _LEAST_TEXT_BYTES = 1 << 16
 _LOOK_EVERY_S, _POLL_S = 0.2, 0.0005
 _WHOSE = ("generation", "worker", "part", "parts")
@@ -71,19 +70,6 @@ def held_on_host(room: Room) -> list[Held]:
     return found
 
 
-def remove_older(room: Room, generation: int) -> None:
-    """Remove the snapshots of generations before `generation`: whoever takes part in that has its state."""
-    for path in room.path.glob(f"*{SUFFIX}"):
-        found = _NAME.fullmatch(path.name)
-        if found is not None and int(found[1]) < generation:
-            path.unlink(missing_ok=True)
-
-
-def path_of(room: Room, generation: int, worker: int) -> Path:
-    """Return the file of a worker's snapshots."""
-    return room.path / f"generation-{generation}-worker-{worker}{SUFFIX}"
-
-
 @dataclass
 class Spent:
     """What the last snapshot took of the training thread, and of the thread that copies."""
@@ -96,6 +82,7 @@ class Spent:
 class _Order:
     """A copy that the thread is to make."""
 
+    shards: Sequence[Shard]
     step: int
     text: Callable[[], dict[str, Any]]
     is_computed: torch.cuda.Event | None
@@ -120,12 +107,16 @@ class Snapshots:
         self._room, self._timeout_s, self._check = room, timeout_s, check
         self._whose = {"generation": generation, "worker": worker, "part": part, "parts": parts}
         self._file: SnapshotFile | None = None
+        self._number = 0
+        self._older: list[SnapshotFile] = []
+        """Files that were outgrown, and whose snapshots others may still need."""
         self._shards: Sequence[Shard] = ()
         self._moves: list[Moves] = []
-        self._readers: dict[int, SnapshotReader] = {}
+        self._peers: list[Peer] = []
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._is_done, self._is_given_up = threading.Event(), threading.Event()
         self._is_done.set()
+        self._neighbour: Address | None = None
         self._sender: Sender | None = None
         self._unpin: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
@@ -139,14 +130,11 @@ class Snapshots:
 
     def prepare(self, shards: Sequence[Shard], text: dict[str, Any]) -> str:
         """Make room for snapshots of `shards` with about such a `text`; return why that cannot be, or nothing."""
-        generation, worker = self._whose["generation"], self._whose["worker"]
-        text_bytes = max(_LEAST_TEXT_BYTES, 4 * len(json.dumps(text)))
         try:
-            layout = lay_out(ordered(shards), self._whose, text_bytes=text_bytes)
-            self._file = make_file(self._room, path_of(self._room, generation, worker), layout)
+            self._make_room(shards, len(json.dumps(text)))
         except (OSError, KeyError) as error:
-            return f"worker {worker} has no room for its snapshots in {self._room.path.parent}: {error}"
-        self._unpin = pin(self._file, shards)
+            worker, where = self._whose["worker"], self._room.path.parent
+            return f"worker {worker} has no room for its snapshots in {where}: {error}"
         self._thread = threading.Thread(target=self._serve, name="snapshots", daemon=True)
         self._thread.start()
         return ""
@@ -154,11 +142,12 @@ class Snapshots:
     def meet(self, peers: Sequence[int]) -> None:
         """Take note of the workers of this generation on this host, once all of them have made room."""
         generation, own = self._whose["generation"], self._whose["worker"]
-        self._readers = {p: SnapshotReader(path_of(self._room, generation, p)) for p in peers if p != own}
+        self._peers = [Peer(self._room, generation, worker) for worker in peers if worker != own]
 
     def send_to(self, neighbour: Address) -> str:
         """Have each snapshot sent to a neighbour on another host; return why that cannot be, or nothing."""
         assert self._file is not None, "make room first"
+        self._neighbour = neighbour
         self._sender = Sender(self._file, neighbour, timeout_s=self._timeout_s)
         return self._sender.failure
 
@@ -172,18 +161,15 @@ class Snapshots:
     ) -> None:
         """Begin to copy the state after `step`, for which training has waited since `began` (of time.perf_counter).
 
-        `text` is called by the thread. The same list of shards as before is quickest. After `wait` only; until the
-        next, the tensors must not change.
+        `text` is called by the thread. The same list of shards as before is quickest; another may have other slices.
+        After `wait` only; until the next, the tensors must not change.
         """
         began = time.perf_counter() if began is None else began
         assert self._file is not None, "make room first"
         assert self._is_done.is_set(), "wait for the copy before"
-        if shards is not self._shards:
-            self._moves = plan_moves(ordered(shards), self._file)
-            self._shards = shards
         self._is_done.clear()
         self.spent = Spent()
-        self._orders.put(_Order(step, text, event_of(shards)))
+        self._orders.put(_Order(shards, step, text, event_of(shards)))
         self.spent.stall_s = time.perf_counter() - began
 
     def wait(self) -> None:
@@ -219,9 +205,29 @@ class Snapshots:
             self._thread = None
         self._unpin()
         self._unpin = lambda: None
-        if self._file is not None and removes:
-            self._file.remove()
-        self._file, self._readers, self._shards, self._moves = None, {}, (), []
+        for file in [*self._older, *([self._file] if self._file is not None else [])]:
+            if removes:
+                file.remove()
+        self._file, self._older, self._peers, self._shards, self._moves = None, [], [], (), []
+
+    def _make_room(self, shards: Sequence[Shard], text_bytes: int) -> None:
+        """Make a file for snapshots of `shards`; one that there was stays until nobody needs what is in it.
+
+        Raises OSError where there is not enough memory, KeyError where none can hold one of the dtypes.
+        """
+        generation, worker = self._whose["generation"], self._whose["worker"]
+        whose = {**self._whose, "number": self._number}
+        layout = lay_out(ordered(shards), whose, text_bytes=max(_LEAST_TEXT_BYTES, 4 * text_bytes))
+        made = make_file(self._room, path_of(self._room, generation, worker, self._number), layout)
+        self._number += 1
+        self._unpin()
+        self._older += [self._file] if self._file is not None else []
+        self._file, self._unpin = made, pin(made, shards)
+        self._shards, self._moves = shards, plan_moves(ordered(shards), made)
+        if self._sender is not None and self._neighbour is not None:
+            self._sender.wait(lambda: None)
+            self._sender.close()
+            self._sender = Sender(made, self._neighbour, timeout_s=self._timeout_s)
 
     def _serve(self) -> None:
         """Make the copies that are ordered, until there are no more to make."""
@@ -237,20 +243,33 @@ class Snapshots:
             self._is_done.set()
 
     def _make(self, order: _Order) -> None:
-        file, moves = self._file, self._moves
-        assert file is not None
+        text = json.dumps(order.text()).encode()
+        file = self._fitting(order.shards, len(text))
         steps = file.steps()
         slot, newest = steps.index(min(steps)), max(steps)
-        while steps[slot] >= 0 and any(max(reader.steps()) < newest for reader in self._readers.values()):
-            if self._is_given_up.wait(_POLL_S):
-                return
+        if steps[slot] >= 0:
+            while not all(peer.has(newest) for peer in self._peers):
+                if self._is_given_up.wait(_POLL_S):
+                    return
+            while self._older:
+                self._older.pop().remove()
         file.begin(slot)
         if order.is_computed is None:
-            total = moves[slot].make()
+            total = self._moves[slot].make()
         else:
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 torch.cuda.current_stream().wait_event(order.is_computed)
-                total = moves[slot].make()
-        file.commit(slot, order.step, total, json.dumps(order.text()).encode())
+                total = self._moves[slot].make()
+        file.commit(slot, order.step, total, text)
         if self._sender is not None:
             self._sender.send(slot)
+
+    def _fitting(self, shards: Sequence[Shard], text_bytes: int) -> SnapshotFile:
+        """Return the file, with the copies of `shards` planned; a new one where they, or so much text, do not fit."""
+        assert self._file is not None, "make room first"
+        is_new = shards is not self._shards
+        if text_bytes > self._file.layout.text_bytes or (is_new and not self._file.holds(ordered(shards))):
+            self._make_room(shards, text_bytes)
+        elif is_new:
+            self._shards, self._moves = shards, plan_moves(ordered(shards), self._file)
+        return self._file

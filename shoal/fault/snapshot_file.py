@@ -92,13 +92,19 @@ def _padded(num_bytes: int, unit: int = mmap.PAGESIZE) -> int:
 
 def lay_out(shards: Sequence[Shard], whose: dict[str, Any], *, text_bytes: int) -> Layout:
     """Return the layout of a file for snapshots of `shards`. KeyError where there is a dtype that none can hold."""
+    rows, data_bytes = _rows(shards)
+    table = json.dumps({**whose, "slices": rows}, separators=(",", ":")).encode()
+    return Layout(table, text_bytes, data_bytes)
+
+
+def _rows(shards: Sequence[Shard]) -> tuple[list[list[Any]], int]:
+    """Return what the table says of each slice, and how much all of them take."""
     position, rows = 0, []
     for shard in shards:
-        sizes = tuple(shard.tensor.shape)
-        rows.append([shard.name, NAMES[shard.tensor.dtype], shard.shape, shard.offset, sizes, position])
+        box = [list(shard.shape), list(shard.offset), list(shard.tensor.shape)]
+        rows.append([shard.name, NAMES[shard.tensor.dtype], *box, position])
         position += _padded(shard.tensor.nbytes, _LINE_BYTES)
-    table = json.dumps({**whose, "slices": rows}, separators=(",", ":")).encode()
-    return Layout(table, text_bytes, position)
+    return rows, position
 
 
 class SnapshotFile:
@@ -127,6 +133,10 @@ class SnapshotFile:
         """Where the file begins in this process's memory."""
         self.places = [_places(whole, layout, slot) for slot in range(SLOTS)]
         """For each slot, where each slice goes."""
+
+    def holds(self, shards: Sequence[Shard]) -> bool:
+        """Return whether it was made for just such slices, in this order."""
+        return bool(json.loads(self.layout.table)["slices"] == _rows(shards)[0])
 
     def populate(self) -> None:
         """Take the pages of the file: the first copies are then as fast as any."""

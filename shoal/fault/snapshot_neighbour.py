@@ -61,13 +61,17 @@ def neighbours(rooms: Sequence[str]) -> list[int | None]:
 class Receiver:
     """Keeps copies for workers of other hosts, in the room of this one. Ended by `close`."""
 
-    def __init__(self, room: Room, host: str, path_of: Callable[[int, int], Any]) -> None:
-        """Listen on this host's address `host`. `path_of` says where the file of a (generation, worker) lies."""
-        self._room, self._path_of = room, path_of
+    def __init__(self, room: Room, host: str, path_of: Callable[[int, int, int], Any], *, timeout_s: float) -> None:
+        """Listen on this host's address `host`. `path_of` says where a file lies, by generation, worker and number.
+
+        A snapshot that has begun to come, and of which nothing more does for `timeout_s`, is given up.
+        """
+        self._room, self._path_of, self._timeout_s = room, path_of, timeout_s
         self._listener = socket.create_server((host, 0))
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
         self._links: list[socket.socket] = []
-        self._files: list[SnapshotFile] = []
+        self._files: dict[tuple[int, int], list[SnapshotFile]] = {}
+        """By generation and worker: the one that it sends to, and one that it has outgrown."""
         self._is_closing = False
         self._start(self._accept)
 
@@ -79,7 +83,7 @@ class Receiver:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         if removes:
-            for file in self._files:
+            for file in [file for files in self._files.values() for file in files]:
                 file.remove()
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
@@ -100,36 +104,55 @@ class Receiver:
         """Take the snapshots of one worker, as long as they come."""
         with link, contextlib.suppress(OSError, ValueError, KeyError, TypeError, EOFError):  # it is gone, or no worker
             link.settimeout(_GREETING_S)
-            file = self._greeted(link)
-            link.settimeout(None)
-            while file is not None:
+            layout = self._greeted(link)
+            if layout is None:
+                return
+            whose = json.loads(layout.table)
+            files = self._files.setdefault((int(whose["generation"]), int(whose["worker"])), [])
+            file = self._answer(link, layout, whose, files)
+            link.settimeout(self._timeout_s)
+            while self._comes(link):
                 step, total, text_bytes, size = _HEAD.unpack(_read(link, _HEAD.size))
                 if size != file.layout.slot_bytes:
                     return
                 slot = _older(file)
                 file.begin(slot)
                 _read_into(link, file.memory(slot))
-                link.sendall(_YES if file.accept(slot, step, total, text_bytes) else _NO)
+                is_whole = file.accept(slot, step, total, text_bytes)
+                while min(file.steps()) >= 0 and files[0] is not file:
+                    files.pop(0).remove()  # one that was outgrown
+                link.sendall(_YES if is_whole else _NO)
 
-    def _greeted(self, link: socket.socket) -> SnapshotFile | None:
-        """Return a file like that of the worker at the other end; None if it is none of ours, or too large."""
+    def _comes(self, link: socket.socket) -> bool:
+        """Wait for the next snapshot, however seldom they are taken; return whether there may be one."""
+        while not self._is_closing:
+            with contextlib.suppress(TimeoutError):
+                return bool(link.recv(1, socket.MSG_PEEK))
+        return False
+
+    def _greeted(self, link: socket.socket) -> Layout | None:
+        """Return what the file at the other end looks like; None if that is none of ours."""
         if not hmac.compare_digest(_read(link, len(self.address.secret)), self.address.secret.encode()):
             return None
         (length,) = _LENGTH.unpack(_read(link, _LENGTH.size))
         if length > _MOST_GREETING_BYTES:
             return None
         said = json.loads(_read(link, length))
-        layout = Layout(said["table"].encode(), int(said["text_bytes"]), int(said["data_bytes"]))
-        whose = json.loads(layout.table)
-        file, why = None, ""
+        return Layout(said["table"].encode(), int(said["text_bytes"]), int(said["data_bytes"]))
+
+    def _answer(
+        self, link: socket.socket, layout: Layout, whose: dict[str, Any], files: list[SnapshotFile]
+    ) -> SnapshotFile:
+        """Make a file with that `layout`, the last of `files`, and say so; or why there is none, and raise OSError."""
         try:
-            path = self._path_of(int(whose["generation"]), int(whose["worker"]))
-            file = make_file(self._room, path, layout)
-            self._files.append(file)
+            path = self._path_of(*(int(whose[name]) for name in ("generation", "worker", "number")))
+            files.append(make_file(self._room, path, layout))
         except OSError as error:
-            why = f"there is no room for its copy in {self._room.path.parent} of the neighbour: {error}"
-        link.sendall(_LENGTH.pack(len(why.encode())) + why.encode())
-        return file
+            why = f"there is no room for its copy in {self._room.path.parent} of the neighbour: {error}".encode()
+            link.sendall(_LENGTH.pack(len(why)) + why)
+            raise
+        link.sendall(_LENGTH.pack(0))
+        return files[-1]
 
 
 class Sender:

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -35,6 +34,7 @@ from shoal.comm.calls import CALLS, Call
 from shoal.comm.others import LEFT, beat_of
 from shoal.comm.rank import Rank
 from shoal.core.events import EventLog
+from shoal.core.host import host_id
 from shoal.fault.watch_sentence import Entry, Hang, explain
 from shoal.fault.watch_stack import Dump, Place, place_now, read_dump, state_of
 
@@ -166,7 +166,7 @@ class HangWatch:
         if place.waits_in and not waits:
             waits = [Call("", 0, f"a message ({place.waits_in.strip('_')})")]
         said = {
-            "host": socket.gethostname(),
+            "host": host_id(),
             "pid": os.getpid(),
             "file": self._dump.file,
             "step": CALLS.step,
@@ -282,7 +282,7 @@ def _silence(seen: _Seen) -> tuple[str, str]:
     """Return why a worker is silent and where it is, as far as that can be told from here."""
     said = seen.said
     last = said["place"] if said["still_s"] > 0 else ""  # else it has gone on from there, who knows where to
-    if said["host"] != socket.gethostname():
+    if said["host"] != host_id():
         return f"is silent ({seen.silent_s:.1f} s)", last
     state = state_of(said["pid"])
     place: Place = read_dump(said["pid"], said["file"])

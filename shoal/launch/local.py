@@ -1,14 +1,17 @@
-"""The local launcher: the workers of a run as processes of this machine, watched until the last has ended.
+"""The launcher of one host: workers of a run as processes of this machine, watched until the last has ended.
 
-1. Host the rendezvous store on loopback, on a free port; start the workers, each in a session of its own (starting.py).
+1. `launch_local` hosts the rendezvous store on loopback, on a free port: all workers are here. `launch_part` has a part
+   of them, and those of other hosts are watched by launchers there (slurm/hosting.py). Each worker is started in a
+   session of its own (starting.py).
 2. Pass on what they print, line by line, and look at their ends as they come.
 3. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the workers, who stop in order (fault/preempt.py): they have the
    notice for it. So have the others when one has stopped by itself.
 4. With `on_loss`, workers that are lost are replaced, and the others go on (replacing.py).
 5. When one fails (and not merely because another is gone: then the one that is the cause gets `ECHO_S` to say so
    itself), when the notice is over, at a second signal, or at Ctrl-C, end all the others: SIGHUP, which workers do not
-   take for a request to stop in order, and SIGKILL for those still there after `GRACE_S`. No process outlives this
-   function; if this process itself is killed, the kernel ends the workers.
+   take for a request to stop in order, and SIGKILL for those still there after `GRACE_S`; launchers on other hosts are
+   told, and do the same. No process outlives this function; if this process itself is killed, the kernel ends the
+   workers.
 """
 
 import contextlib
@@ -23,19 +26,17 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from shoal.comm.rank import MEMBER
-from shoal.core.errors import PeerLost, Stopped
 from shoal.core.host import threads_per_worker
 from shoal.core.notice import read_notice_s
+from shoal.launch.part import Part
+from shoal.launch.patience import STOPPED, Patience
 from shoal.launch.replacing import Replacing
 from shoal.launch.requests import Requests, stop_requests, stopped
 from shoal.launch.starting import Process, Starting, Vain, worker_environment
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
-ECHO_S = 5.0
-"""How long a worker may take to say why it failed, once others have noticed: it took 2 seconds on a busy machine."""
 _TICK_S = 0.1
-_STOPPED = Stopped("").exit_code
 
 
 @dataclass
@@ -54,6 +55,11 @@ class Worker:
     """Whether it was lost, and the others have gone on."""
     is_done: bool = False
     """Whether the run has come to its end, with this worker or, if that was lost, without it."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended neither in order nor as one without which the others go on."""
+        return not self.is_lost and self.exit_code not in (None, 0, STOPPED)
 
 
 @dataclass
@@ -76,35 +82,44 @@ class Watch:
 def launch_local(
     starting: Starting, *, workers: int, timeout_s: float, watch: Watch, on_loss: OnLoss | None = None
 ) -> list[Worker]:
-    """Run `workers` worker processes on this machine until all have ended, and return them.
+    """Run `workers` worker processes on this machine until all have ended, and return them: see `launch_part`."""
+    from shoal.comm.store import LOOPBACK, host_store  # imports torch
+
+    store, port = host_store(host=LOOPBACK, timeout_s=timeout_s)
+    part = Part(store, LOOPBACK, port, workers=workers, ranks=range(workers))
+    return launch_part(starting, part, watch=watch, on_loss=on_loss)
+
+
+def launch_part(starting: Starting, part: Part, *, watch: Watch, on_loss: OnLoss | None = None) -> list[Worker]:
+    """Run a part of a run's workers on this machine until all of them have ended, and return them.
 
     With `on_loss`, lost ones are replaced, if it says so: the last process of each worker is returned. Raises Stopped
     after every worker has ended: on Ctrl-C (exit code 130), and on a signal that was passed on (75) if not all of them
     stopped in order upon it, with 75, or were just done.
     """
-    from shoal.comm.store import LOOPBACK, host_store  # imports torch
-
-    store, port = host_store(host=LOOPBACK, timeout_s=timeout_s)
     notice_s = read_notice_s()
     started: list[Worker] = []
     replacing = None
     with stop_requests() as requests, contextlib.ExitStack() as opened:
         opened.callback(starting.close)
-        starting.open(_environment(workers, LOOPBACK, port))
-        start = functools.partial(_start, starting, in_vain=lambda: requests.ends_at_once)
+        starting.open(_environment(part))
+        start = functools.partial(_start, starting, part, in_vain=lambda: requests.ends_at_once)
         if on_loss is not None and on_loss.go_on:
-            replacing = Replacing(store, on_loss, start=start, say=watch.on_note)
-            opened.enter_context(kept_memory(store))
+            replacing = Replacing(part.store, on_loss, start=start, say=watch.on_note)
+            opened.enter_context(kept_memory(part.store))
         try:
             with contextlib.suppress(Vain):
-                for worker in replacing.start_all(workers) if replacing else map(start, range(workers)):
+                for worker in replacing.start_all(part.ranks) if replacing else map(start, part.ranks):
                     started.append(worker)
-                _watch(started, watch, requests, notice_s=notice_s, replacing=replacing)
+                _watch(started, watch, requests, notice_s=notice_s, replacing=replacing, part=part)
+            if requests.ends_at_once or any(worker.has_failed for worker in started):
+                part.tell_over()
         finally:
             _end_all(started, watch)
         _note_done(started, replacing)
-    del store  # it had to outlive the workers
-    in_order = all(worker.exit_code in (0, _STOPPED) for worker in started)
+        if not all(worker.is_lost for worker in started):
+            part.tell_ended()
+    in_order = all(worker.exit_code in (0, STOPPED) for worker in started)
     if requests.numbers and (requests.ends_at_once or not in_order):
         raise stopped(requests.numbers[-1])
     return started
@@ -114,16 +129,20 @@ def launch_local(
 def kept_memory(store: Any) -> Iterator[None]:
     """Keep the workers' snapshots in this host's memory for the length of a `with` block, whoever of them is alive."""
     from shoal.comm.shm.kept import open_room, remove_room, token_of
+    from shoal.comm.shm.sweeper import Sweeper
 
-    token, room = token_of(store), None
+    token, room, sweeper = token_of(store), None, None
     try:
         with contextlib.suppress(OSError):  # a host without shared memory: workers find that out for themselves
             room = open_room(token)
+            sweeper = Sweeper(room.path)
         yield
     finally:
         remove_room(token)
         if room is not None:
             room.close()
+        if sweeper is not None:
+            sweeper.leave()
 
 
 def _note_done(workers: list[Worker], replacing: Replacing | None) -> None:
@@ -133,34 +152,34 @@ def _note_done(workers: list[Worker], replacing: Replacing | None) -> None:
         worker.is_done = worker.is_lost or (worker.exit_code == 0 and replacing.has_done(worker))
 
 
-def _environment(workers: int, host: str, port: int) -> dict[str, str]:
+def _environment(part: Part) -> dict[str, str]:
     """Return the environment of the workers, with torchrun's names, so that they start alike under both."""
-    return worker_environment(os.environ, threads=threads_per_worker(workers), host=host, port=port) | {
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(workers),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    threads = threads_per_worker(len(part.ranks))
+    return worker_environment(os.environ, threads=threads, host=part.host, port=part.port) | {
+        "WORLD_SIZE": str(part.workers),
+        "LOCAL_WORLD_SIZE": str(len(part.ranks)),
     }
 
 
-def _start(starting: Starting, rank: int, member: str = "", *, in_vain: Callable[[], bool]) -> Worker:
-    names = {"RANK": str(rank), "LOCAL_RANK": str(rank), MEMBER: member}
+def _start(starting: Starting, part: Part, rank: int, member: str = "", *, in_vain: Callable[[], bool]) -> Worker:
+    names = {"RANK": str(rank), "LOCAL_RANK": str(part.ranks.index(rank)), MEMBER: member}
     return Worker(rank, starting.start(names, in_vain), member=member)
 
 
 def _watch(
-    workers: list[Worker], watch: Watch, requests: Requests, *, notice_s: float, replacing: Replacing | None
+    workers: list[Worker], watch: Watch, requests: Requests, *, notice_s: float, replacing: Replacing | None, part: Part
 ) -> None:
-    """Return when all workers have ended, when one has failed, or when the rest is to be ended."""
+    """Return when all workers have ended, when one has failed, here or elsewhere, or when the rest is to be ended."""
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
         for worker in workers:
             _listen_to(worker, selector, opened)
-        patience = _Patience(notice_s)
+        patience = Patience(notice_s)
         while not requests.ends_at_once:
             is_asked = requests.pass_on(workers)
             codes = [_poll(worker) for worker in workers]
             if replacing is not None:
                 before = list(workers)
-                started = replacing.look(workers, is_ending=is_asked or _STOPPED in codes)
+                started = replacing.look(workers, is_ending=is_asked or STOPPED in codes)
                 for worker in [worker for worker in before if worker not in workers]:
                     _let_go(worker, watch, selector)
                 for worker in started:
@@ -168,7 +187,7 @@ def _watch(
                 codes = [worker.exit_code for worker in workers if not worker.is_lost]
             ended = [worker for worker in workers if worker.exit_code == 0]
             has_left = replacing is not None and not all(map(replacing.has_done, ended))
-            if has_left or patience.is_over(codes, is_asked=is_asked):
+            if has_left or part.is_over() or patience.is_over(codes, is_asked=is_asked):
                 break
             for key, _ in selector.select(timeout=_TICK_S):
                 if not (isinstance(key.data, Worker) and _read(key.data, watch)):
@@ -194,28 +213,6 @@ def _listen_to(worker: Worker, selector: selectors.BaseSelector, opened: context
         end = worker.process.open_end()
         opened.callback(os.close, end)
         selector.register(end, selectors.EVENT_READ)
-
-
-class _Patience:
-    """How long to go on watching: until all have ended or one has failed.
-
-    After the echo of a failure a little longer; after a request to stop, or when one has stopped, for the notice.
-    """
-
-    def __init__(self, notice_s: float) -> None:
-        self._notice_s = notice_s
-        self._deadlines: dict[str, float] = {}
-
-    def is_over(self, codes: list[int | None], *, is_asked: bool = False) -> bool:
-        """Return whether there is nothing more to wait for from workers with these exit codes (None: it runs)."""
-        if None not in codes or any(code not in (None, 0, PeerLost.exit_code, _STOPPED) for code in codes):
-            return True
-        now_s = time.monotonic()
-        if PeerLost.exit_code in codes:
-            self._deadlines.setdefault("echo", now_s + ECHO_S)
-        if is_asked or _STOPPED in codes:
-            self._deadlines.setdefault("notice", now_s + self._notice_s)
-        return any(now_s > deadline for deadline in self._deadlines.values())
 
 
 def _read(worker: Worker, watch: Watch) -> bool:

@@ -2,7 +2,8 @@
 
 1. Every worker is told what it is called (comm/members.py), and that whoever is lost is replaced.
 2. One that ends by a signal, or because it was cut off from the others (PeerLost), is lost. The others are told,
-   and go on without it. Another is started, `restarts` times for each worker at most, and joins them.
+   and go on without it. Another is started, `restarts` times for each worker at most, and joins them; if none is, that
+   is told, too: who cannot go on without it need not wait.
 3. If none is left that has trained, those that are started wait for each other, and go on from what is in memory of
    this host, or on the disk.
 4. A worker that the others have given up, because it was silent, is killed: it is lost then.
@@ -12,7 +13,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import PeerLost
@@ -42,10 +43,11 @@ class Replacing:
         self._looks = 0
         self._due: list[tuple[Worker, float, int | None]] = []
 
-    def start_all(self, workers: int) -> Iterator["Worker"]:
-        """Yield the first processes of all workers."""
-        self._keys.await_members(self._members, [self._keys.member_name(number, 0) for number in range(workers)])
-        for number in range(workers):
+    def start_all(self, ranks: Iterable[int]) -> Iterator["Worker"]:
+        """Yield the first processes of the workers of this host."""
+        numbers = list(ranks)
+        self._keys.await_members(self._members, self._keys.first_names(numbers))
+        for number in numbers:
             yield self._next(number)
 
     def look(self, workers: list["Worker"], *, is_ending: bool) -> list["Worker"]:
@@ -59,6 +61,8 @@ class Replacing:
             self._keys.tell_dead(self._members, worker.member, _how(worker))
             if not is_ending and self._may_start(worker, workers):
                 self._due.append((worker, time.monotonic(), self._keys.last_generation(self._members)))
+            else:
+                self._keys.tell_last(self._members, worker.rank)
         self._end_given_up(workers)
         return [] if is_ending else self._start_due(workers)
 
@@ -105,10 +109,10 @@ class Replacing:
 
     def _await_all(self, workers: list["Worker"]) -> None:
         """Let those that were started wait for each other, if nobody else is left."""
-        running = [worker.member for worker in workers if worker.exit_code is None]
         now = self._keys.last_generation(self._members)
         listed = json.loads(self._members.get(self._keys.list_key(now))) if now is not None else []
-        if not {member["name"] for member in listed} & set(running):
+        if all(self._members.check([self._keys.dead_key(member["name"])]) for member in listed):
+            running = [worker.member for worker in workers if worker.exit_code is None]
             self._keys.await_members(self._members, running)
 
     def _end_given_up(self, workers: list["Worker"]) -> None:

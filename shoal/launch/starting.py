@@ -92,7 +92,10 @@ def workers_of(run: Path) -> Starting:
 
 
 def worker_environment(env: Mapping[str, str], *, threads: int, host: str, port: int) -> dict[str, str]:
-    """Return `env` with what every worker is told: its threads, where `env` has none, and where all meet."""
+    """Return `env` with what every worker is told: its threads, where `env` has none, and where all meet.
+
+    The store there is hosted by its launcher.
+    """
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -101,5 +104,6 @@ def worker_environment(env: Mapping[str, str], *, threads: int, host: str, port:
         **env,
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PYTHONUNBUFFERED": "1",
     }

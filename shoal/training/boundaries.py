@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from torch.distributed import PrefixStore, Store
 
-from shoal.fault.checkpoint.told import told
+from shoal.comm.told import told
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 

@@ -4,6 +4,8 @@
 2. Spans are parts of their own inside of a mark's: what a pipeline stage computes between its waits.
 3. Waits for communication lie inside of either, and count as `comm_s` instead.
 
+4. What a step took stays as it was noted until somebody asks: for the sums, or for a trace (`timeline`).
+
 On a GPU all moments are events in the stream that computes, read after the step: a wait is then how long that stream
 stood still, not how long a transfer took beside it.
 
@@ -13,11 +15,13 @@ at 10: forward_s is 1.5, backward_s 3, comm_s 0.5, bubble_s 5.
 
 import bisect
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+
+from shoal.comm.traffic import TRAFFIC, Spent
 
 Seconds: TypeAlias = Callable[[], dict[str, float]]
 """Tells the seconds of a step by name. On a GPU it waits until the step is done."""
@@ -31,6 +35,26 @@ class Span(NamedTuple):
     name: str
     begin: Moment
     end: Moment
+    micro_batch: int | None = None
+
+
+class Taken:
+    """A step that was taken off the clock. Called, it returns its seconds by name."""
+
+    def __init__(
+        self, marks: list[tuple[str, Moment]], spans: list[Span], calls: list[Spent], *, began_s: float
+    ) -> None:
+        self.marks, self.spans, self.calls = marks, spans, calls
+        self.began_s = began_s
+        """When its time began, by time.perf_counter."""
+
+    def __call__(self) -> dict[str, float]:
+        """Return the seconds by name. On a GPU this waits until the step is done."""
+        return _added_up(self.marks, self.spans)
+
+    def since_begin_s(self, moment: Moment) -> float:
+        """Return the seconds from where the step's time begins to `moment`."""
+        return seconds_between(self.marks[0][1], moment)
 
 
 class StepClock:
@@ -38,10 +62,13 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._is_waiting = False
+        self._wait = _Wait(self)
         self._noted: Moment = None
         self._marks: list[tuple[str, Moment]] = []
         self._spans: list[Span] = []
+        self._began_s = 0.0
+        self.on_mark: Callable[[str], None] | None = None
+        """Told the name of each mark, where somebody looks closely."""
 
     def now(self) -> Moment:
         """Return this moment."""
@@ -54,11 +81,14 @@ class StepClock:
     def restart(self) -> None:
         """Forget all there is; the next mark counts from here."""
         self._marks, self._spans = [("", self.now())], []
+        self._began_s = time.perf_counter()
         self._noted = None
 
     def mark(self, name: str) -> None:
         """Count the time since the last mark as `name`."""
         self._marks.append((name, self.now()))
+        if self.on_mark is not None:
+            self.on_mark(name)
 
     def note(self) -> None:
         """Remember this moment for `mark_noted`; a later note takes its place."""
@@ -71,39 +101,47 @@ class StepClock:
             self._noted = None
         self.mark(after)
 
-    def span(self, name: str, begin: Moment, end: Moment) -> None:
+    def span(self, name: str, begin: Moment, end: Moment, *, micro_batch: int | None = None) -> None:
         """Count the time from `begin` to `end` as `name`, whatever is marked around it."""
-        self._spans.append(Span(name, begin, end))
+        self._spans.append(Span(name, begin, end, micro_batch))
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Count what passes in a `with` block as communication that the worker waits for. May be nested."""
-        if self._is_waiting:
-            yield
-            return
-        self._is_waiting = True
-        begin = self.now()
-        try:
-            yield
-        finally:
-            self._is_waiting = False
-            self._spans.append(Span("comm_s", begin, self.now()))
+        return self._wait
 
-    def take(self) -> Seconds:
-        """Return what tells the seconds of the step up to here, and begin the next."""
-        marks, spans = self._marks, self._spans
+    def take(self) -> Taken:
+        """Return the step up to here, and begin the next."""
+        taken = Taken(self._marks, self._spans, TRAFFIC.take_step(), began_s=self._began_s)
         self.restart()
-        return lambda: _added_up(marks, spans)
+        return taken
+
+
+class _Wait(AbstractContextManager[None]):
+    """What a clock is told of waits by: one for all of them, since a step may have hundreds."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock, self._depth = clock, 0
+        self._begin: Moment = None
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._begin = self._clock.now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._clock.span("comm_s", self._begin, self._clock.now())
 
 
 def _added_up(marks: list[tuple[str, Moment]], spans: list[Span]) -> dict[str, float]:
     start = marks[0][1]
-    ends = [_seconds_between(start, moment) for _, moment in marks[1:]]
+    ends = [seconds_between(start, moment) for _, moment in marks[1:]]
     parts: dict[str, float] = {}
     for (name, _), begin_s, end_s in zip(marks[1:], [0.0, *ends], ends, strict=False):
         parts[name] = parts.get(name, 0.0) + end_s - begin_s
     # In the order in which they begin, the shorter of two that begin together last: it lies inside the other.
-    timed = [(_seconds_between(start, span.begin), _seconds_between(start, span.end), span.name) for span in spans]
+    timed = [(seconds_between(start, span.begin), seconds_between(start, span.end), span.name) for span in spans]
     outer: tuple[float, float, str] | None = None
     for begin_s, end_s, name in sorted(timed, key=lambda span: (span[0], -span[1])):
         inside = outer is not None and begin_s < outer[1]
@@ -120,7 +158,8 @@ def _name_at(moment_s: float, marks: list[tuple[str, Moment]], ends: list[float]
     return marks[1 + min(bisect.bisect_right(ends, moment_s), len(ends) - 1)][0]
 
 
-def _seconds_between(begin: Moment, end: Moment) -> float:
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Return how long it was from one moment to the other; on a GPU, once both are past."""
     if isinstance(begin, torch.cuda.Event):
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

@@ -7,19 +7,22 @@ import torch
 
 from shoal.compress.bucket import Bucket, padded
 from shoal.compress.codec import Turn
-from shoal.compress.codecs import CODECS, codec_named
+from shoal.compress.codecs import codec_named
 from shoal.planner.collectives.choice import CodecRate
 
 ITERATIONS = {
     "bf16": 1.0,
     "int8": 1.0,
-    "int4": 1.04,
-    "sign": 1.6,
-    "topk": 2.5,
-    "threshold": 1.5,
-    "powersgd": 1.3,
+    "int4": 26 / 25,
+    "sign": 41 / 25,
+    "topk": 160 / 25,
+    "threshold": 104 / 25,
+    "powersgd": 26 / 25,
 }
-"""Steps to the loss of uncompressed training, over its steps: examples/gpt.py, 4 workers (docs/communication.md)."""
+"""Steps to the loss of uncompressed training, over its 25: examples/gpt.py, 4 workers (docs/communication.md, by
+benchmarks/time_to_loss.py --rate none --steps 30 --most 160, 2026-11-18). `topk` was not there after 160, so that its
+figure is the least that it can be: it is taken only where nothing else comes near its few bytes. Other models may need
+other numbers of steps; whoever knows them names the codec."""
 _NUMEL = 1 << 20
 _ROWS = 1 << 10
 
@@ -41,10 +44,12 @@ class Alone:
         return [parts[0], parts[1]]
 
 
-def measured_rates(device: torch.device, agree_least: Callable[[float], float]) -> dict[str, CodecRate]:
+def measured_rates(
+    names: Sequence[str], device: torch.device, agree_least: Callable[[float], float]
+) -> dict[str, CodecRate]:
     """Return what each codec costs here, the same on every worker: that of the slowest. Called by every worker."""
     rates = {}
-    for name in CODECS:
+    for name in names:
         # Encoding and decoding are timed together; half of the time is taken for each.
         bytes_per_s = agree_least(2 * 4 * _NUMEL / _seconds(name, device))
         rates[name] = CodecRate(

@@ -31,16 +31,18 @@ from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.fault import inject
 from shoal.fault.checkpoint.manifest import committed, step_of
-from shoal.fault.membership import Generation, Membership
+from shoal.fault.generation import Generation
+from shoal.fault.membership import Membership
 from shoal.fault.membership_ear import Ear
 from shoal.fault.preempt import Preemption
 from shoal.fault.snapshot import Held
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
+from shoal.spec.record import Recorded
 from shoal.training.loop import is_evaluated, train_all
 from shoal.training.opening import end, opened
 from shoal.training.recovery import Recovery
-from shoal.training.resized import fitting, resized
+from shoal.training.resized import fitting, fitting_at_last, resized
 from shoal.training.run import Run
 from shoal.training.snapshots import Keeping
 
@@ -58,16 +60,16 @@ def train_elastic(
     store: Store,
     log: EventLog,
     preemption: Preemption | None,
-    is_recorded: bool = False,
+    recorded: Recorded = "no",
 ) -> None:
     """Train the run in `folder` to its end as the member `rank.member`. Called by every worker.
 
-    `is_recorded`: write down what `shoal verify` compares.
+    `recorded`: write down what `shoal verify` compares.
     """
     with _room(store) as room:
         elastic = Elastic(job, plan, folder, rank=rank, store=store, log=log, preemption=preemption, room=room)
         try:
-            elastic.train(is_recorded=is_recorded)
+            elastic.train(recorded=recorded)
         finally:
             elastic.close()
 
@@ -107,6 +109,7 @@ class Elastic:
             store,
             rank,
             fits=lambda workers: fitting(plan, workers),
+            fits_at_last=lambda workers: fitting_at_last(plan, workers) if plan.on_loss.replan else 0,
             timeout_s=plan.timeout_s,
             wait_s=plan.on_loss.wait_s,
         )
@@ -118,12 +121,12 @@ class Elastic:
         self._alarms = 0
         self._recovery: Recovery | None = None
         self._longest_s, self._stepped_s = 0.0, 0.0
-        self._is_recorded = False
+        self._recorded: Recorded = "no"
         self._stagings: list[ExitStack] = []
 
-    def train(self, *, is_recorded: bool = False) -> None:
+    def train(self, *, recorded: Recorded = "no") -> None:
         """Train to the end of the job, or until somebody asks to stop."""
-        self._is_recorded = is_recorded
+        self._recorded = recorded
         while True:
             step = max((held.step for held in self._held), default=-1)
             generation = self._membership.agree(step, self._evaluated, check=self._check_asked)
@@ -184,7 +187,7 @@ class Elastic:
                 rank=rank,
                 store=ear.store if rank.workers > 1 else None,
                 log=self._log,
-                is_recorded=self._is_recorded,
+                recorded=self._recorded,
                 on_watch=ear.watch_with,
                 keeping=keeping,
                 stagings=self._stagings,

@@ -74,7 +74,8 @@ def measured_host() -> Cluster:
     if host.nodes[0].devices:
         return host
     device = completed(measure_host(), entry="cpu-host")
-    return replace(host, devices={host.nodes[0].device: device}, inside=read_link("loopback"))
+    inside = replace(read_link("loopback"), guessed=True)
+    return replace(host, devices={host.nodes[0].device: device}, inside=inside)
 
 
 def completed(device: Device, *, entry: str) -> Device:

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from shoal.core.errors import JobError, ShoalError
 from shoal.spec.job import Job
+from shoal.spec.program import Program
 
 
 def load_job(path: Path, *, source: Path | None = None, variable: str = "job") -> Job:
@@ -15,11 +16,22 @@ def load_job(path: Path, *, source: Path | None = None, variable: str = "job") -
     With `source`, the code is read from there (a run's own copy) but believes to be `path`: its `__file__`, its
     tracebacks and the modules beside it are those of the original.
     """
+    job = load_any(path, source=source, variable=variable)
+    if isinstance(job, Program):
+        raise JobError(
+            f"{variable!r} in {path.name} is a shoal.Program, which has no model that can be looked at. It can be run: "
+            f"shoal train {path.name} --workers N. All else needs a shoal.Job."
+        )
+    return job
+
+
+def load_any(path: Path, *, source: Path | None = None, variable: str = "job") -> Job | Program:
+    """Return the Job or the Program that the file `path` holds in `variable`; `source` as for `load_job`."""
     module = _execute(path, source or path)
     job = vars(module).get(variable)
-    if isinstance(job, Job):
+    if isinstance(job, (Job, Program)):
         return job
-    others = [name for name, value in vars(module).items() if isinstance(value, Job)]
+    others = [name for name, value in vars(module).items() if isinstance(value, (Job, Program))]
     if variable in vars(module):
         raise JobError(f"{variable!r} in {path.name} is a {type(job).__name__}, not a shoal.Job.")
     hint = f" It has {others[0]!r}: rename that." if others else f" Write: {variable} = shoal.Job(...)."

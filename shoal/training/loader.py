@@ -2,21 +2,52 @@
 
 import dataclasses
 from collections.abc import Callable, Generator
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import torch
 
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
+from shoal.data.loading.patience import Check, never
 from shoal.data.loading.slot import Slot
 from shoal.data.steps import Part, StepLoader
-from shoal.spec.job import Job
+from shoal.data.stream_steps import StreamLoader
+from shoal.spec.job import Job, is_stream
 from shoal.spec.plan import Plan
 from shoal.sync.mode import Tickets
 
 
-def open_loader(job: Job, plan: Plan, *, index: int, first_step: int, device: torch.device) -> StepLoader:
-    """Return what loads part `index` of each global batch, from `first_step` to the end of the job."""
+def open_loader(
+    job: Job,
+    plan: Plan,
+    *,
+    index: int,
+    first_step: int,
+    device: torch.device,
+    place: dict[str, int] | None = None,
+    check: Check = never,
+) -> StepLoader:
+    """Return what loads part `index` of each global batch, from `first_step` to the end of the job.
+
+    `place` is where a loader of the same stream was at the step before. `check` is called while a part is waited for.
+    """
+    check_loading(job, plan)
+    if is_stream(job.data):
+        return StreamLoader(
+            job.data,
+            batch_size=job.batch_size,
+            shares=plan.shares,
+            index=index,
+            first_step=first_step,
+            last_step=job.total_steps,
+            place=place,
+            drop_last=job.drop_last,
+            collate=job.collate,
+            timeout_s=plan.timeout_s,
+            check=check,
+            is_ahead=device.type == "cuda",
+        )
     return StepLoader(
         job.data,
         batch_size=job.batch_size,
@@ -27,11 +58,25 @@ def open_loader(job: Job, plan: Plan, *, index: int, first_step: int, device: to
         seed=job.seed,
         shuffle=job.shuffle,
         block_rows=job.block_rows,
+        sampler=job.sampler,
+        drop_last=job.drop_last,
         collate=job.collate,
         device=device,
+        threads=plan.loading.threads or None,
+        workers=plan.loading.workers,
         timeout_s=plan.timeout_s,
+        check=check,
         is_ahead=device.type == "cuda",
     )
+
+
+def check_loading(job: Job, plan: Plan) -> None:
+    """Raise where `job` cannot be loaded as the plan says."""
+    if plan.loading.workers and is_stream(job.data):
+        raise ConfigError(
+            f"loading.workers={plan.loading.workers}: Job.data is a stream, of which one thread reads all. Give a "
+            "dataset with len() and [index], or leave loading.workers (--loader-workers) out."
+        )
 
 
 class PartLoader:
@@ -40,9 +85,9 @@ class PartLoader:
     _SLOTS = 3
     """The part that is computed with, the one that is loaded meanwhile, and the one that a GPU may still copy."""
 
-    def __init__(self, open_one: Callable[[int], StepLoader], *, timeout_s: float) -> None:
+    def __init__(self, open_one: Callable[[int], StepLoader]) -> None:
         """`open_one` returns the loader of the part of a number."""
-        self._open_one, self._timeout_s = open_one, timeout_s
+        self._open_one = open_one
         self._loaders: dict[int, StepLoader] = {}
         self._slots: list[Slot] = []
         self._count = 0
@@ -59,13 +104,14 @@ class PartLoader:
         self._count += 1
         loading = self._thread.submit(loader.load, step, slot)
 
+        def is_loaded(wait_s: float) -> bool:
+            return bool(futures.wait([loading], wait_s).done)
+
         def wait() -> Part:
-            try:
-                return loader.receive(loading.result(self._timeout_s))
-            except TimeoutError:
-                raise DataError(
-                    f"part {index} of step {step} has not come for {self._timeout_s:g} s (timeout_s)."
-                ) from None
+            if not loader.patience.lasts(is_loaded):
+                timeout_s = loader.patience.timeout_s
+                raise DataError(f"part {index} of step {step} has not come for {timeout_s:g} s (timeout_s).")
+            return loader.receive(loading.result())
 
         return wait
 

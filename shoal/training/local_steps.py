@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from shoal.core.errors import PlanError
-from shoal.planner.collectives.compression import codec_of
+from shoal.planner.collectives.codecs import codec_of
 from shoal.planner.sync.local import choose_local_steps
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan

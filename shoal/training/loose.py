@@ -23,6 +23,7 @@ from shoal.comm.calls import CALLS
 from shoal.comm.group import all_reduce_sum
 from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
+from shoal.data.loading.patience import never
 from shoal.data.steps import Part, StepLoader
 from shoal.sync.mode import Met, Mine, Mode, Overlapping, Place, Tickets, Trained
 from shoal.training.boundaries import Boundaries
@@ -154,14 +155,15 @@ class Loose:
         assert tickets is not None
 
         def open_one(index: int) -> StepLoader:
-            return open_loader(run.job, run.plan, index=index, first_step=1, device=run.device)
+            check = self._watch.check if self._watch is not None else never
+            return open_loader(run.job, run.plan, index=index, first_step=1, device=run.device, check=check)
 
         def on_ahead(step: int | None) -> None:
             self._ahead = step
 
         return ticketed(
             tickets,
-            PartLoader(open_one, timeout_s=run.plan.timeout_s),
+            PartLoader(open_one),
             last_step=run.job.total_steps,
             done=lambda: run.step_count,
             is_boundary=self.boundaries.is_boundary,

@@ -1,28 +1,25 @@
 """How the gradients of replicas meet in this run: decided when its workers start, by what joins them.
 
-1. Workers alone, or that do not hold whole models, have nothing to decide: their engines exchange what they hold.
-2. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
-3. On several hosts the algorithm that their links make the fastest sums, on a thread of its own; where hosts have
-   several workers, these meet in shared memory first, and slices travel between hosts. Links are measured for a second,
-   or read from the cluster's file, if that names them.
-4. With `sync.codec = "auto"` each codec is timed on this machine, and the one is taken, or none, with which the link
-   that was measured gets to the same loss soonest (planner/collectives/choice.py).
-5. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
+1. What joins them was read or measured (links.py). A worker alone has nobody to meet.
+2. Where workers hold parts of a model, and under modes and engines that see to it themselves, there is nothing to
+   decide: these exchange what they hold.
+3. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
+4. On several hosts the algorithm that their links make the fastest sums (over_wires.py).
+5. With `sync.codec = "auto"` a codec is taken in the place of that, if one pays (codec_choice.py).
+6. The plan can say otherwise (`sync.way`, `sync.bucket_bytes`). What was decided, and why, is in the run folder.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.distributed import PrefixStore, Store
 
-from shoal.comm.algorithms import ALL_REDUCE, Inside, Wire
-from shoal.comm.algorithms.shared_inside import over_shared
-from shoal.comm.algorithms.two_level import levels, two_level_with
 from shoal.comm.group import new_group
-from shoal.comm.link import agree_least, can_share_memory, link_from, time_inside
+from shoal.comm.link import can_share_memory
 from shoal.comm.mesh import Position
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup, join
@@ -30,23 +27,21 @@ from shoal.compress.codecs import codec_named
 from shoal.compress.collectives import GroupCollectives
 from shoal.compress.feedback import ErrorFeedback
 from shoal.core.errors import PlanError
-from shoal.planner.collectives.choice import bucket_bytes, choose_codec, choose_way
-from shoal.planner.collectives.compression import Setting
-from shoal.planner.time.exchange import BUCKET_BYTES, SHARED_BUCKET_BYTES
+from shoal.planner.collectives.buckets import PLAIN_BUCKET_BYTES, SHARED_BUCKET_BYTES, bucket_bytes
+from shoal.planner.collectives.codecs import codec_for
 from shoal.spec.communication import Communication
-from shoal.spec.device import Link
 from shoal.spec.plan import Plan
 from shoal.sync.allreduce import AllReduce
 from shoal.sync.background import Background, hook_of
 from shoal.sync.compressed import CompressedAllReduce
 from shoal.training.clock import StepClock
-from shoal.training.codec_rates import measured_rates
-from shoal.training.links import Place, hosts_of, links_of
+from shoal.training.codec_choice import choose, kept_codec
+from shoal.training.links import Place
+from shoal.training.over_wires import open_wires
 from shoal.training.replicas import DdpReplicas, Replicas, SharedReplicas
 
-_SHARED_S = 0.2
-_SHARED_SIZES = (4 << 10, 4 << 20)
-"""How long, and with how many bytes, the memory of a host is measured: there is little that could make it vary."""
+DEEPSPEED_BUCKET_BYTES = 4 * 500_000_000
+"""Its own default, reduce_bucket_size: 5e8 numbers, in float32."""
 
 
 @dataclass
@@ -60,6 +55,8 @@ class Meeting:
     """Those of this host, where there are others: the inner of two levels."""
     background: Background | None = None
     exchange: Callable[[torch.Tensor], None] | None = None
+    bucket_s: float | None = None
+    """What a bucket takes by `exchange`, as far as links tell it."""
     feedback: ErrorFeedback | None = None
     """The codec, and what it has not sent yet: part of the training state."""
     workers: GroupCollectives | None = None
@@ -84,6 +81,10 @@ class Meeting:
             hook = hook_of(self.background, self.exchange, clock.note)
         return DdpReplicas(module, hook, bucket_bytes=size, clock=clock, background=self.background)
 
+    def explained(self) -> AbstractContextManager[None]:
+        """Return what backward runs in: what fails on the thread that sends is then raised as what it is."""
+        return self.background.explained() if self.background is not None else nullcontext()
+
     def close(self) -> None:
         """End what runs for it."""
         if self.background is not None:
@@ -94,31 +95,82 @@ class Meeting:
 
 
 def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:
-    """Return how gradients of these `shapes` meet. Called by every worker, in the group of all workers."""
-    rank, store = place.rank, place.store
-    if store is None or (not plan.mesh.keeps_whole and plan.sync.codec == "none"):
-        why = "one worker" if store is None else "every worker holds a part of the model, which its engine exchanges"
-        return Meeting(Communication(way="engine", why=why, bucket_bytes=BUCKET_BYTES))
+    """Return how gradients of these `shapes` meet. Called by every worker, in the group of all workers.
+
+    `place` is one whose links are known (links.located).
+    """
+    store = place.store
+    if store is None:
+        size = plan.sync.bucket_bytes or PLAIN_BUCKET_BYTES
+        return Meeting(Communication(way="engine", why="one worker", bucket_bytes=size))
+    meeting = _opened(plan, place, store, shapes=shapes, seed=seed)
+    meeting.communication = dataclasses.replace(
+        meeting.communication, inside=place.links.inside, between=place.links.between
+    )
+    return meeting
+
+
+def _opened(plan: Plan, place: Place, store: Store, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:
+    if plan.sync.way == "shared-memory" and _own_way(plan) is None and not _can_share(place.rank, place.device):
+        raise PlanError(
+            "sync.way='shared-memory' is for workers on the processors of one Linux host. Use sync.way='auto'."
+        )
+    if plan.sync.codec not in ("none", "auto"):
+        return _through_codec(plan, place, plan.sync.codec, "the plan says so", shapes=shapes, seed=seed)
+    name, why = kept_codec(plan, place)
+    if name:
+        return _through_codec(plan, place, name, why, shapes=shapes, seed=seed)
+    plain = _uncompressed(plan, place, store)
+    if plan.sync.codec == "none":
+        return plain
+    name, why = choose(
+        plan,
+        place,
+        shapes=shapes,
+        in_memory=plain.shared is not None or _shards_share(plan, place.rank, place.device),
+        bucket_bytes=plain.communication.bucket_bytes,
+        bucket_s=plain.bucket_s,
+    )
+    if name != "none":
+        plain.close()
+        return _through_codec(plan, place, name, why, shapes=shapes, seed=seed)
+    plain.communication = dataclasses.replace(plain.communication, codec_why=why)
+    return plain
+
+
+def _uncompressed(plan: Plan, place: Place, store: Store) -> Meeting:
+    """Return a meeting without a codec."""
+    rank = place.rank
+    if plan.engine == "deepspeed":
+        size = plan.sync.bucket_bytes or DEEPSPEED_BUCKET_BYTES
+        return Meeting(Communication(way="engine", why="DeepSpeed exchanges what its workers hold", bucket_bytes=size))
+    if (why := _own_way(plan)) is not None:
+        size = plan.sync.bucket_bytes or PLAIN_BUCKET_BYTES
+        return Meeting(Communication(way="engine", why=why, bucket_bytes=size))
     way = _wanted(plan, rank, place.device)
-    if plan.sync.codec != "none":
-        return _through_codec(plan, place, store, shapes=shapes, seed=seed)
     if way == "shared-memory":
         size = plan.sync.bucket_bytes or SHARED_BUCKET_BYTES
         why = f"{rank.workers} workers on processors of one host"
         shared = join(store, index=rank.index, count=rank.workers, timeout_s=plan.timeout_s)
         return Meeting(Communication(way=way, why=why, bucket_bytes=size), shared=shared)
     if way == "engine":
-        size = plan.sync.bucket_bytes or BUCKET_BYTES
         why = "the plan says so" if plan.sync.way == way else "GPUs: NCCL knows their links"
-        return Meeting(Communication(way=way, why=why, bucket_bytes=size))
-    return _over_wires(plan, place, store)
-
-
-def no_meeting(mode: str) -> Meeting:
-    """Return what workers meet by who meet by a `mode` that sees to that itself."""
+        return Meeting(Communication(way=way, why=why, bucket_bytes=_bucket_bytes(plan, place)))
+    wires = open_wires(plan, place, store)
     return Meeting(
-        Communication(way="engine", why=f"sync.mode={mode!r} has ways of its own", bucket_bytes=BUCKET_BYTES)
+        wires.communication,
+        background=Background(timeout_s=plan.timeout_s),
+        exchange=wires.exchange,
+        bucket_s=wires.bucket_s,
+        neighbours=wires.neighbours,
     )
+
+
+def _own_way(plan: Plan) -> str | None:
+    """Return who else sees to it how gradients meet, if somebody does."""
+    if plan.sync.mode not in ("all-reduce", "local"):
+        return f"sync.mode={plan.sync.mode!r} has ways of its own"
+    return None if plan.mesh.keeps_whole else "every worker holds a part of the model, which its engine exchanges"
 
 
 def open_shards(
@@ -126,7 +178,7 @@ def open_shards(
 ) -> SharedGroup | None:
     """Return the workers of this one's shard axis, if they can meet in shared memory. Called by every worker."""
     mesh = plan.mesh
-    if store is None or mesh.shard == 1 or plan.sync.way == "engine" or not _can_share(rank, device):
+    if store is None or not _shards_share(plan, rank, device):
         return None
     first = rank.index - position.shard * mesh.tensor
     numbers = [first + shard * mesh.tensor for shard in range(mesh.shard)]
@@ -138,130 +190,33 @@ def _can_share(rank: Rank, device: torch.device) -> bool:
     return rank.local_workers == rank.workers and can_share_memory(device)
 
 
-def _through_codec(plan: Plan, place: Place, store: Store, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:
-    """Return a meeting through the plan's codec, or through the one that pays here; without any if none does."""
-    group = new_group()
-    name, why = plan.sync.codec, "the plan says so"
-    inside = between = None
-    if name == "auto" and plan.mesh.keeps_whole and _wanted(plan, place.rank, place.device) == "shared-memory":
-        name, why = "none", "no codec pays here: gradients meet in the memory of one host, and travel nowhere"
-    elif name == "auto":
-        links = links_of(Wire(group, hosts=hosts_of(place.rank, store), watch=place.watch), place.known)
-        inside, between = links.inside, links.between
-        slow = between or inside
-        assert slow is not None
-        setting = _setting(plan, slow, sum(4 * shape.numel() for shape in shapes))
-        choice = choose_codec(setting, measured_rates(place.device, agree_least), shapes=shapes)
-        name, why = choice.name, choice.why
-    if name == "none":
-        plain = dataclasses.replace(plan, sync=dataclasses.replace(plan.sync, codec="none"))
-        meeting = open_meeting(plain, place, shapes=shapes, seed=seed)
-        meeting.communication = dataclasses.replace(meeting.communication, codec_why=why)
-        return meeting
-    size = plan.sync.bucket_bytes or BUCKET_BYTES
-    said = Communication(
-        way="engine",
-        why="the codec decides",
-        bucket_bytes=size,
-        codec=name,
-        codec_why=why,
-        inside=inside,
-        between=between,
-    )
-    background = Background(timeout_s=plan.timeout_s) if place.device.type == "cpu" else None
-    feedback = ErrorFeedback(codec_named(name), seed=seed)
-    return Meeting(said, feedback=feedback, workers=GroupCollectives(group, watch=place.watch), background=background)
+def _shards_share(plan: Plan, rank: Rank, device: torch.device) -> bool:
+    """Return whether the shards of ZeRO meet in the memory of one host."""
+    return plan.mesh.shard > 1 and plan.sync.way != "engine" and _can_share(rank, device)
 
 
-def _setting(plan: Plan, link: Link, gradient_bytes: int) -> Setting:
-    """Return where the question whether a codec pays is asked; computing as it was predicted."""
-    predicted = plan.predicted
-    compute_s = max(0.0, predicted.step_s - predicted.comm_s) if predicted else 0.0
-    return Setting(
-        num_bytes=gradient_bytes,
-        workers=plan.mesh.data,
-        link_bytes_per_s=link.bytes_per_s,
-        latency_s=link.latency_s,
-        compute_s=compute_s,
-        # Gradients travel while the rest of backward, half of the computing or so, goes on.
-        overlap_s=compute_s / 2 if link.overlaps else 0.0,
-    )
+def _through_codec(
+    plan: Plan, place: Place, name: str, why: str, *, shapes: Sequence[torch.Size], seed: int
+) -> Meeting:
+    """Return a meeting through the codec `name`."""
+    size = _bucket_bytes(plan, place, ratio=codec_for(name, shapes).ratio)
+    said = Communication(way="engine", why="the codec decides", bucket_bytes=size, codec=name, codec_why=why)
+    meeting = Meeting(said, feedback=ErrorFeedback(codec_named(name), seed=seed))
+    if plan.mesh.keeps_whole:  # else the engine that shards has its own groups, and waits
+        meeting.workers = GroupCollectives(new_group(), watch=place.watch)
+        meeting.background = Background(timeout_s=plan.timeout_s) if place.device.type == "cpu" else None
+    return meeting
+
+
+def _bucket_bytes(plan: Plan, place: Place, *, ratio: float = 1.0) -> int:
+    """Return the size of a bucket of which `ratio` travels: the plan's, or what the link asks for."""
+    return plan.sync.bucket_bytes or bucket_bytes(place.link_of(plan.mesh), plan.mesh.data, ratio=ratio)
 
 
 def _wanted(plan: Plan, rank: Rank, device: torch.device) -> str:
     """Return the way that the plan or the place decides; auto where the links do."""
-    can_share = _can_share(rank, device)
-    if plan.sync.way == "shared-memory" and not can_share:
-        raise PlanError(
-            "sync.way='shared-memory' is for workers on the processors of one Linux host. Use sync.way='auto'."
-        )
     if plan.sync.way != "auto":
         return plan.sync.way
     if device.type != "cpu":
         return "engine"
-    return "shared-memory" if can_share else "auto"
-
-
-def _over_wires(plan: Plan, place: Place, store: Store) -> Meeting:
-    """Return a meeting over point-to-point messages, by the plan's way or by that which the links make the fastest."""
-    rank, hosts = place.rank, hosts_of(place.rank, store)
-    wire = Wire(new_group(), hosts=hosts, watch=place.watch)
-    links = links_of(wire, place.known)
-    slow: Link | None = links.between or links.inside
-    assert slow is not None
-    per_host = rank.local_workers if len(set(map(hosts.count, hosts))) == 1 else 1
-    neighbours = (
-        _join_neighbours(plan, hosts, rank=rank, store=store) if _meet_inside(plan, per_host, place.device) else None
-    )
-    inside = over_shared(neighbours) if neighbours is not None else None
-    copied = _copied_link(neighbours, inside) if neighbours is not None and inside is not None else None
-    way = choose_way(
-        workers=rank.workers,
-        per_host=per_host,
-        inside=copied or links.inside,
-        between=slow,
-        bucket=plan.sync.bucket_bytes,
-    )
-    name = way.name if plan.sync.way == "auto" else plan.sync.way
-    if neighbours is not None and name != "two-level":
-        neighbours.close()
-        neighbours = inside = None
-    size = plan.sync.bucket_bytes or bucket_bytes(slow, rank.workers)
-    why = way.reason() if plan.sync.way == "auto" else "the plan says so"
-    return Meeting(
-        Communication(way=name, why=why, bucket_bytes=size, inside=links.inside, between=links.between, copied=copied),
-        background=Background(timeout_s=plan.timeout_s),
-        exchange=_exchange(name, wire, inside),
-        neighbours=neighbours,
-    )
-
-
-def _exchange(name: str, wire: Wire, inside: Inside | None) -> Callable[[torch.Tensor], None]:
-    """Return what sums a tensor by the algorithm `name`, or in two levels with the workers of a host as `inside`."""
-    if inside is None:
-        all_reduce = ALL_REDUCE[name]
-        return lambda tensor: all_reduce(tensor, wire)
-    _, between = levels(wire)
-    return lambda tensor: two_level_with(tensor, wire, inside=inside, between=between)
-
-
-def _meet_inside(plan: Plan, per_host: int, device: torch.device) -> bool:
-    """Return whether workers of a host can meet in its memory, as the inner of two levels; the same on all hosts."""
-    return per_host > 1 and plan.sync.way in ("auto", "two-level") and can_share_memory(device)
-
-
-def _join_neighbours(plan: Plan, hosts: list[str], *, rank: Rank, store: Store) -> SharedGroup:
-    """Return the workers of this one's host. Called by every worker."""
-    numbers = [worker for worker, host in enumerate(hosts) if host == hosts[rank.index]]
-    own = PrefixStore(f"host of worker {numbers[0]}", store)
-    return join(own, index=numbers.index(rank.index), count=len(numbers), timeout_s=plan.timeout_s, numbers=numbers)
-
-
-def _copied_link(neighbours: SharedGroup, inside: Inside) -> Link:
-    """Return what copying through a host's memory takes, on the slowest host. Called by every worker."""
-    times = time_inside(neighbours, inside, seconds=_SHARED_S, sizes=_SHARED_SIZES)
-    # Not shared among more than the two that a link joins: all of them were at it when it was measured.
-    link = link_from(times, workers=neighbours.count, shared=False, source="measured inside each host, in its memory")
-    return dataclasses.replace(
-        link, bytes_per_s=agree_least(link.bytes_per_s), latency_s=-agree_least(-link.latency_s), overlaps=False
-    )
+    return "shared-memory" if _can_share(rank, device) else "auto"

@@ -21,6 +21,7 @@ from shoal.parallel.layout import Layout
 _OWN_PAGES_BYTES = 256 * 1024
 """From this size on a tensor gets pages of its own. Their first touch costs about 3% of a step of 512 tokens, 10% of
 one of 256 (GPT of 25M parameters, one thread; least processor time of 6 and 12 steps on a noisy machine, 2026-11)."""
+_STATM = Path("/proc/self/statm")
 _M_MMAP_THRESHOLD = -3
 """Of malloc.h."""
 
@@ -52,6 +53,22 @@ class PeakMemory:
         of_others = _status_bytes("RssShmem") * (sharers - 1) // sharers if sharers > 1 else 0
         return max(0, _status_bytes("VmHWM") - self._before - of_others)
 
+    def restart(self) -> None:
+        """Forget the peak so far: from here on it is that of what comes."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            _reset_resident_peak()
+
+    def now(self) -> int:
+        """Return what is held at the moment, counted as the peak is; in 20 microseconds. 0 where there is no Linux."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device) - self._before
+        try:
+            return max(0, int(_STATM.read_bytes().split()[1]) * resource.getpagesize() - self._before)
+        except OSError:
+            return 0
+
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory that is free where `device` computes, what torch keeps for later included; 0: unknown."""
@@ -80,7 +97,7 @@ def state_bytes(layout: Layout, optimizer: torch.optim.Optimizer) -> dict[str, i
     gradients = [p.grad for p in (*own.values(), *gathered) if p.grad is not None]
     states = [value for state in optimizer.state.values() for value in state.values()]
     return {
-        "parameters": _bytes_behind([*own.values(), *frozen]),
+        "parameters": _bytes_behind([*own.values(), *frozen, *layout.engine_holds()]),
         "gathered": _bytes_behind(gathered),
         "gradients": _bytes_behind(gradients),
         "optimizer": _bytes_behind(value for value in states if isinstance(value, torch.Tensor)),

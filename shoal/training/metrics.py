@@ -1,75 +1,112 @@
 """What a run writes about itself: an event a step, and TensorBoard scalars from worker 0."""
 
+import json
 import math
 import os
 import platform
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from shoal.core.events import STEP_PARTS, EventLog
 from shoal.data.steps import Part
-from shoal.training.scalars import Scalars
+from shoal.training.loggers.logger import Kept
+from shoal.training.loggers.rows import eval_values, step_values
+from shoal.training.loggers.tensorboard import TensorBoard
 from shoal.training.step import StepResult
 
-# To TensorBoard: more points than that nobody can see, and each costs 0.2 ms. The events have every step.
-_SCALARS_EVERY_S = 0.1
+# To TensorBoard: more points than that nobody can see, and each costs 0.2 ms or more. The events have every step.
+_SCALARS_EVERY_S, _SCALARS_SHARE = 0.1, 0.002
+
+_STEP = (
+    '"step": %d, "epoch": %d, "loss": %s, "part_loss": %s, "samples": %d, "weight": %s, "batch_weight": %s, '
+    + ", ".join(f'"{name}": %.6f' for name in ("step_s", *STEP_PARTS))
+)
+"""The event of a step, as JSON."""
 
 
 class Metrics:
     """The event log of one worker, and its TensorBoard scalars if it is worker 0."""
 
-    def __init__(self, log: EventLog, *, tensorboard: Path | None, unit: str, generation: int = 0) -> None:
+    def __init__(self, log: EventLog, *, tensorboard: TensorBoard | None, unit: str, generation: int = 0) -> None:
         self._log = log
         self._unit = unit
         self._next_scalars = 0.0
-        self._scalars = Scalars(tensorboard) if tensorboard else None
+        self._scalars = tensorboard
+        self._passed_over: tuple[int, float, dict[str, float]] | None = None
         self._log.write("start", pid=os.getpid(), host=platform.node(), generation=generation)
+
+    def begin(self, step: int, config: Mapping[str, object]) -> None:
+        """Go on after `step`: what TensorBoard has of later ones is of an attempt before."""
+        if self._scalars:
+            self._scalars.start(config, Kept(step=step))
 
     def step(self, part: Part, result: StepResult, seconds: Mapping[str, float]) -> None:
         """Write the event of the step that `part` was for; `seconds` are its parts, data included."""
         total_s = sum(seconds.values())
-        self._log.write(
-            "step",
-            step=part.step,
-            epoch=part.epoch,
-            loss=_finite(result.loss),
-            part_loss=_finite(result.part_loss),
-            samples=len(part.samples),
-            weight=result.weight,
-            batch_weight=result.batch_weight,
-            step_s=round(total_s, 6),
-            **{name: round(seconds.get(name, 0.0), 6) for name in STEP_PARTS},
-            **_norms(result),
-            **_met(result, part.index),
+        line = _STEP % (
+            part.step,
+            part.epoch,
+            _json(result.loss),
+            _json(result.part_loss),
+            len(part.samples),
+            _json(result.weight),
+            _json(result.batch_weight),
+            total_s,
+            *[seconds.get(name, 0.0) for name in STEP_PARTS],
         )
-        if self._scalars and time.monotonic() >= self._next_scalars:
-            self._next_scalars = time.monotonic() + _SCALARS_EVERY_S
-            values = {"loss": result.loss, f"{self._unit}_per_s": result.batch_weight / total_s}
-            values |= {f"seconds/{name.removesuffix('_s')}": seconds.get(name, 0.0) for name in STEP_PARTS}
-            self._scalars.write(part.step, values)
+        more = _norms(result) | _met(result, part.index)
+        self._log.write_step(f"{line}, {json.dumps(more, allow_nan=False)[1:-1]}" if more else line)
+        self._tell(part.step, result.loss, result.batch_weight, seconds)
+
+    def plain_step(self, step: int, *, loss: float, samples: int, step_s: float, waited_s: float) -> None:
+        """Write the event of a step of a Program, of which only this much is known: waiting, and computing."""
+        seconds = {"comm_s": waited_s, "forward_s": step_s - waited_s}
+        parts = [seconds.get(name, 0.0) for name in STEP_PARTS]
+        self._log.write_step(
+            _STEP % (step, 0, _json(loss), _json(loss), samples, float(samples), float(samples), step_s, *parts)
+        )
+        self._tell(step, loss, samples, seconds)
+
+    def _tell(self, step: int, loss: float | None, weight: float, seconds: Mapping[str, float]) -> None:
+        """Write the numbers of a step for TensorBoard, if it is time for some."""
+        if self._scalars is None:
+            return
+        now_s = time.monotonic()
+        values = step_values(loss, weight, seconds, step_s=sum(seconds.values()), unit=self._unit)
+        self._passed_over = (step, time.time(), values)
+        if now_s < self._next_scalars:
+            return
+        self._show()
+        took_s = time.monotonic() - now_s
+        self._next_scalars = now_s + max(_SCALARS_EVERY_S, took_s / _SCALARS_SHARE)
+
+    def _show(self) -> None:
+        if self._scalars is not None and self._passed_over is not None:
+            self._scalars.scalars(*self._passed_over)
+        self._passed_over = None
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the result of an evaluation after `step` steps."""
         self._log.write("eval", step=step, metrics={name: _finite(value) for name, value in metrics.items()})
         if self._scalars:
-            self._scalars.write(step, {f"eval/{name}": value for name, value in metrics.items()})
+            self._scalars.scalars(step, time.time(), eval_values(metrics))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the user's own."""
         numbers = {name: float(value) for name, value in values.items()}
         self._log.write("log", step=step, values={name: _finite(number) for name, number in numbers.items()})
         if self._scalars:
-            self._scalars.write(step, numbers)
+            self._scalars.scalars(step, time.time(), numbers)
 
     def end(self, step: int, peak_bytes: int, state_bytes: Mapping[str, int] | None = None) -> None:
         """Write that the worker finished, the most it ever held, and by kind the model state that it holds at rest."""
         self._log.write("end", step=step, peak_bytes=peak_bytes, state_bytes=dict(state_bytes or {}))
 
     def close(self) -> None:
-        """Flush and close what is open."""
+        """Flush and close what is open; the last step is shown in any case."""
         if self._scalars:
-            self._scalars.close()
+            self._show()
+            self._scalars.close("")
 
 
 def _met(result: StepResult, index: int) -> dict[str, object]:
@@ -87,6 +124,10 @@ def _norms(result: StepResult) -> dict[str, object]:
     if result.parameter_norms:
         norms["parameter_norms"] = {name: _finite(value) for name, value in result.parameter_norms.items()}
     return norms
+
+
+def _json(value: float | None) -> str:
+    return repr(float(value)) if value is not None and math.isfinite(value) else "null"
 
 
 def _finite(value: float | None) -> float | None:

@@ -10,6 +10,7 @@ from shoal.comm.alive import Watch
 from shoal.comm.device import pick_device, set_threads
 from shoal.comm.group import barrier, joined
 from shoal.comm.rank import Rank
+from shoal.comm.store import lone_store
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
@@ -17,6 +18,7 @@ from shoal.fault.same import check_same_job
 from shoal.fault.watch import watched
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
+from shoal.spec.record import Recorded
 from shoal.training.run import Run
 from shoal.training.snapshots import Keeping
 from shoal.training.staging import Decision, StagedJob, staged_job
@@ -27,14 +29,14 @@ SILENT_S = 15.0
 
 @contextmanager
 def open_run(
-    job: Job, folder: RunFolder, *, rank: Rank, store: Store | None, log: EventLog, is_recorded: bool = False
+    job: Job, folder: RunFolder, *, rank: Rank, store: Store | None, log: EventLog, recorded: Recorded = "no"
 ) -> Iterator[Run]:
     """Be worker `rank` of the run in `folder` for the length of a `with` block. Called by every worker.
 
-    `is_recorded`: write down what `shoal verify` compares.
+    `recorded`: write down what `shoal verify` compares.
     """
     plan = read_toml(Plan, folder.plan_toml)
-    with opened(job, plan, folder, rank=rank, store=store, log=log, is_recorded=is_recorded) as run:
+    with opened(job, plan, folder, rank=rank, store=store, log=log, recorded=recorded) as run:
         yield run
         end(run)
 
@@ -48,7 +50,7 @@ def opened(
     rank: Rank,
     store: Store | None,
     log: EventLog,
-    is_recorded: bool = False,
+    recorded: Recorded = "no",
     on_watch: Callable[[Watch | None], None] = lambda _: None,
     keeping: Keeping | None = None,
     stagings: list[ExitStack] | None = None,
@@ -62,7 +64,7 @@ def opened(
     set_threads(rank)
     device = pick_device(rank)
     with (
-        joined(rank, store, device=device, timeout_s=plan.timeout_s),
+        joined(rank, store or _own_store(plan), device=device, timeout_s=plan.timeout_s),
         watched(store, rank, timeout_s=plan.timeout_s, silent_s=SILENT_S, log=log) as watch,
         _staged(job, plan, rank=rank, store=store, stagings=stagings) as staged,
     ):
@@ -77,7 +79,7 @@ def opened(
             device=device,
             log=log,
             watch=watch,
-            is_recorded=is_recorded,
+            recorded=recorded,
             keeping=keeping,
         )
         try:
@@ -87,6 +89,11 @@ def opened(
             yield run
         finally:
             run.close()
+
+
+def _own_store(plan: Plan) -> Store | None:
+    """Return what a worker alone forms a group with, where its engine needs one."""
+    return lone_store() if plan.engine == "deepspeed" else None
 
 
 @contextmanager

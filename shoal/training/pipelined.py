@@ -71,4 +71,4 @@ class Pipelined:
         """Count what was computed as that: the rest of the pipeline's time is bubble."""
         for action in self.actions:
             part = "forward_s" if action.kind == "forward" else "backward_s"
-            self._clock.span(part, action.start, action.end)
+            self._clock.span(part, action.start, action.end, micro_batch=action.micro_batch)

@@ -56,7 +56,7 @@ def plan_job(
         place.cluster,
         machine=place.machine,
         calibration=place.calibration,
-        batch_size=min(job.batch_size, len(job.data)),
+        batch_size=job.largest_batch,
         keep=keep,
         lossy=allow_lossy,
         node_mtbf_s=node_mtbf_s,
@@ -82,7 +82,7 @@ def check_job_plan(
         machine=place.machine,
         calibration=place.calibration,
         batch_size=job.batch_size,
-        num_samples=len(job.data),
+        num_samples=job.num_samples or job.batch_size,
         node_mtbf_s=node_mtbf_s,
     )
 

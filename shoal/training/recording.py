@@ -20,6 +20,19 @@ class Recording:
         self._layout, self._position, self._folder = layout, position, folder
         self._largest: dict[str, torch.Tensor] = {}
 
+    def nudge(self) -> None:
+        """Move every weight to the next number that its type has, up or down by chance; of a worker that has them all.
+
+        What two trainings from there are apart is what rounding alone does to the model.
+        """
+        chance = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self._layout.parameters.values():
+                up = torch.rand(parameter.shape, generator=chance).to(parameter.device) < 0.5
+                towards = torch.where(up, torch.inf, -torch.inf).to(parameter.dtype)
+                is_zero = parameter == 0  # next to 0 is a number that no sum would notice
+                parameter.copy_(torch.where(is_zero, parameter, torch.nextafter(parameter, towards)))
+
     def note_gradients(self) -> None:
         """Keep the largest that each number of the gradient has been: only where one worker has it all."""
         if self._position.mesh.workers > 1:

@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.comm.members import number_of
 from shoal.core.events import EventLog, EventReader
-from shoal.fault.membership import Generation
+from shoal.fault.generation import Generation
 from shoal.training.run import Run
 
 

@@ -7,11 +7,15 @@
 """
 
 import dataclasses
+from pathlib import Path
 
 from torch import nn
 
-from shoal.core.errors import PlanError, ShoalError
+from shoal.comm.rank import read_rank
+from shoal.core.errors import ConfigError, PlanError, ShoalError
+from shoal.core.toml import read_toml
 from shoal.parallel.apply import tensor_styles
+from shoal.parallel.deepspeed.load import check_installed
 from shoal.parallel.pipeline.rehearsal import find_blocks
 from shoal.parallel.pipeline.split import split_model
 from shoal.planner.search.validate import check_batch, check_model, check_sync
@@ -20,7 +24,7 @@ from shoal.profile.sample import sample_batch
 from shoal.profile.trace import build_fake, trace
 from shoal.spec.call import call_model
 from shoal.spec.job import Job
-from shoal.spec.plan import Batch, Plan
+from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.spec.profile import Profile
 from shoal.training.host import Say
 
@@ -30,13 +34,15 @@ def resolve_plan(job: Job, plan: Plan, *, gpu: bool = False, say: Say = lambda _
 
     Raises PlanError for what cannot be run.
     """
-    batch_size = min(job.batch_size, len(job.data))
-    check_batch(plan, batch_size, num_samples=len(job.data))
+    batch_size = job.largest_batch
+    check_batch(plan, batch_size, num_samples=job.num_samples)
     check_sync(plan)
+    if plan.engine == "deepspeed":
+        check_installed()
     profile = _profile(job, plan, batch_size, gpu=gpu, say=say)
     if profile is not None:
         check_model(plan, profile)
-        check_batch(plan, batch_size, num_samples=len(job.data), profile=profile)
+        check_batch(plan, batch_size, num_samples=job.num_samples, profile=profile)
     if plan.mesh.pipeline > 1 or plan.mesh.tensor > 1:
         model = build_fake(job)
         if plan.mesh.tensor > 1:
@@ -46,6 +52,17 @@ def resolve_plan(job: Job, plan: Plan, *, gpu: bool = False, say: Say = lambda _
             batch = sample_batch(job, plan.at_once(batch_size))
             split_model(lambda each, some: call_model(each, job, some), model, batch, boundaries=plan.stages)
     return plan, profile
+
+
+def asked_plan(plan: Plan | str | Path | None, workers: int | None) -> Plan:
+    """Return the plan that was asked for: itself, from a file, or plain data parallelism over the workers."""
+    if plan is not None and plan != "auto":
+        if workers is not None:
+            raise ConfigError(f"workers={workers} beside a plan, which has its own number. Give one of the two.")
+        return plan if isinstance(plan, Plan) else read_toml(Plan, Path(plan))
+    rank = read_rank()
+    why = f"Given as workers={workers}." if workers else "No plan was given: plain data parallelism over all workers."
+    return Plan(mesh=Mesh(replicate=workers or (rank.workers if rank else 1)), why=(why,))
 
 
 def one_process(plan: Plan, profile: Profile | None) -> Plan:

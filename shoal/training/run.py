@@ -15,15 +15,23 @@ from shoal.comm.rank import Rank
 from shoal.core.errors import ConfigError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
+from shoal.data.loading.pace import Report
+from shoal.data.loading.patience import never
 from shoal.data.steps import Part, StepLoader
 from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
+from shoal.spec.record import Recorded
+from shoal.training.before import look_before
 from shoal.training.clock import StepClock
 from shoal.training.eager import eager
 from shoal.training.evaluate import evaluate
+from shoal.training.links import Place
 from shoal.training.loader import open_loader
+from shoal.training.loggers.registry import config_of, loggers_of
+from shoal.training.loggers.tensorboard import TensorBoard
 from shoal.training.loose import Loose
+from shoal.training.measuring import Measuring
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
 from shoal.training.recording import Recording
@@ -51,23 +59,28 @@ class Run:
         device: torch.device,
         log: EventLog,
         watch: Watch | None = None,
-        is_recorded: bool = False,
+        recorded: Recorded = "no",
         keeping: Keeping | None = None,
     ) -> None:
         self.job, self.plan, self.folder, self.rank, self.device = job, plan, folder, rank, device
-        tensorboard = folder.tensorboard if rank.index == 0 else None
+        is_logged = rank.index == 0 and "tensorboard" in loggers_of(folder)
+        tensorboard = TensorBoard(folder) if is_logged else None
         generation = keeping.generation if keeping is not None else 0
         self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit, generation=generation)
         self._memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
         self._clock = StepClock(device)
-        self._wired = wire(job, plan, folder, rank=rank, store=store, device=device, clock=self._clock, watch=watch)
+        self._check = watch.check if watch is not None else never
+        place, offers = look_before(Place(rank=rank, store=store, device=device, watch=watch), plan, folder, keeping)
+        self._wired = wire(job, plan, folder, place, clock=self._clock)
         self.position, self.engine, self._cutter = self._wired.position, self._wired.engine, self._wired.cutter
         self.state = self._state = self._wired.state
         self.feedback = self._wired.meeting.feedback
-        self._sharers = rank.local_workers if self._wired.shares_memory else 1
-        if self._state.layout.why_whole:
-            self.say(f"Each worker held the whole model while building it: {self._state.layout.why_whole}.")
-        self._recording = Recording(self._state.layout, self.position, folder.parameters) if is_recorded else None
+        self.sharers = rank.local_workers if self._wired.shares_memory else 1
+        """How many workers share memory that is resident in each of them."""
+        for note in self._wired.notes(plan):
+            self.say(note)
+        is_recorded = recorded != "no"
+        self._recording = Recording(self.layout, self.position, folder.parameters) if is_recorded else None
         self.loose: Loose | None = None
         """Set where workers may be apart between two boundaries (sync.mode)."""
         if plan.sync.mode != "all-reduce":
@@ -76,7 +89,18 @@ class Run:
         self.step_count = 0
         """How many steps have been done."""
         self._part: Part | None = None
+        self.stream_place: dict[str, int] | None = None
+        """Of a stream: the epoch of the batch at hand, and how many steps were done before it."""
         self._loader: StepLoader | None = None
+        self._measuring = Measuring(
+            folder,
+            index=rank.index,
+            log=log,
+            clock=self._clock,
+            memory=self._memory,
+            loading=self._loading,
+            sharers=self.sharers,
+        )
         self._pending: Stepped | None = None
         self._loss = math.nan
         self.evaluated: tuple[int, dict[str, float]] = (0, {})  # after how many steps, and what came of it
@@ -87,12 +111,15 @@ class Run:
         """What the mode of the run that is gone on with has kept."""
         self.saving = Saving(self, store, log, watch)
         self.snapshots = RunSnapshots(self, keeping, log, watch)
-        self.is_taken_over = self.snapshots.take_over() is not None
+        self.is_taken_over = self.snapshots.take_over(offers) is not None
         """Whether the state has come from the memory of workers."""
         self.saving.begin(is_restored=self.is_taken_over)
+        if self._recording is not None and recorded == "nudged":
+            self._recording.nudge()
         if self.loose is not None:
             self.loose.open(self._wired.meeting, self.kept, is_kept=keeping is not None)
         self.snapshots.begin()
+        self._metrics.begin(self.step_count, config_of(folder) if is_logged else {})
 
     @property
     def model(self) -> torch.nn.Module:
@@ -117,13 +144,20 @@ class Run:
         The part of a last, partial batch can be empty: `samples` is then, and the batch is a stand-in that counts
         nothing. It must still be given to `step`, for the other workers wait for this one.
         """
+        self._measuring.read_from(self.job.data)
         self._clock.restart()
         if self.loose is not None and self.loose.tickets is not None:
             with closing(self.loose.parts()) as parts:
                 yield from self._batches_of(parts)
             return
         loader = self._loader = open_loader(
-            self.job, self.plan, index=self.position.data, first_step=self.step_count + 1, device=self.device
+            self.job,
+            self.plan,
+            index=self.position.data,
+            first_step=self.step_count + 1,
+            device=self.device,
+            place=self.stream_place,
+            check=self._check,
         )
         while True:
             self._loads_anew = False
@@ -138,9 +172,13 @@ class Run:
         for part in parts:
             self._clock.mark("data_s")
             self._part = part
+            self.stream_place = getattr(self._loader, "place", None)
+            self._measuring.begin(part)
             yield part.batch
+            self._clock.mark("other_s")
             if self._part is None:  # it was trained on, and so the run is between two steps
                 self.saving.after_step()
+                self._clock.mark("checkpoint_s")
             if self._loads_anew:
                 return
 
@@ -156,6 +194,7 @@ class Run:
             raise ConfigError("run.step(batch) takes each batch of run.batches() once, in their order.")
         with self._stepper.contexts(), eager() if self._is_first and self.plan.compile else nullcontext():
             pending = self._stepper.step(part, batch)
+        self._measuring.end()
         self._state.layout.end_step()
         if self._is_first:
             self._say_inexact()
@@ -164,6 +203,7 @@ class Run:
         # A worker that was late goes on with a later step; with tickets, with whichever it is given.
         self._loads_anew = self.step_count > part.step and getattr(self.loose, "tickets", None) is None
         self.snapshots.after_step()
+        self._clock.mark("checkpoint_s")
         if self._pending is not None:
             self.settle()
         self._pending = pending
@@ -205,6 +245,7 @@ class Run:
             seconds = pending.seconds()
             self._metrics.step(pending.part, result, seconds)
             self.live.note(pending.part, seconds)
+            self._measuring.note(pending.part.step, pending.seconds, seconds)
             self._loss = result.loss
         return self._loss
 
@@ -216,9 +257,8 @@ class Run:
             self.loose.need_settled("run.evaluate()")
         self.settle()
         with self._stepper.contexts():
-            metrics = evaluate(
-                self.model, self.job, self.plan, self.engine, position=self.position, cutter=self._cutter
-            )
+            at, cutter, check = self.position, self._cutter, self._check
+            metrics = evaluate(self.model, self.job, self.plan, self.engine, position=at, cutter=cutter, check=check)
         self.evaluated = (self.step_count, metrics)
         if self.rank.index == 0:
             self._metrics.evaluation(self.step_count, metrics)
@@ -226,7 +266,7 @@ class Run:
         return metrics
 
     def log(self, **values: float) -> None:
-        """Write numbers of your own to the run's events and to TensorBoard; worker 0's count."""
+        """Write numbers of your own to the run's events and its loggers; worker 0's count."""
         if self.rank.index == 0:
             self._metrics.log(self.step_count, values)
 
@@ -235,18 +275,23 @@ class Run:
         self.settle()
         self.saving.finish()
         self.snapshots.finish()
-        loading = self._loader.report() if self._loader is not None else None
+        self._measuring.write()
+        loading = self._loading()
         if loading is not None and loading.is_bottleneck and loading.waited_s > WORTH_SAYING_S:
             self.say(str(loading))
         if self._recording is not None:
             self._recording.write()
         held = state_bytes(self._state.layout, self._state.optimizer)
-        self._metrics.end(self.step_count, self._memory.read(sharers=self._sharers), held)
+        self._metrics.end(self.step_count, self._memory.read(sharers=self.sharers), held)
+
+    def _loading(self) -> Report | None:
+        return self._loader.report() if self._loader is not None else None
 
     def close(self) -> None:
         """Close the files, and let go of the engine, which must not outlive the group (see `comm.group.joined`)."""
         self.saving.close()
         self.snapshots.close()
+        self._measuring.close()
         self._metrics.close()
         if self.loose is not None:
             self.loose.close()

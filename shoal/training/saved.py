@@ -27,13 +27,19 @@ from shoal.fault.checkpoint.reader import Checkpoint
 from shoal.fault.checkpoint.values import from_json, to_json
 from shoal.fault.shards import Found, SavedState, Shard, fill, found_in
 from shoal.parallel.building.materialise import find_places, parameter_at
-from shoal.parallel.layout import Layout
+from shoal.parallel.deepspeed.start import DeepSpeedLayout
+from shoal.parallel.layout import Layout, local_of
 from shoal.parallel.pipeline.stage import Stage
 from shoal.spec.job import Job
 from shoal.training.saved_codec import codec_alike, codec_shards, codec_wanted, restore_codec
+from shoal.training.saved_deepspeed import (
+    deepspeed_model_shards,
+    deepspeed_optimizer_shards,
+    make_deepspeed_room,
+)
 from shoal.training.saved_optimizer import groups_of, make_room, optimizer_shards, set_groups
-from shoal.training.saved_random import RandomStates, set_random
-from shoal.training.saved_slices import Placement, local_of, place
+from shoal.training.saved_random import RandomStates, begin_anew, set_random
+from shoal.training.saved_slices import Placement, place
 from shoal.training.saved_sync import restore_sync, sync_alike, sync_shards, sync_wanted
 
 if TYPE_CHECKING:
@@ -43,25 +49,29 @@ if TYPE_CHECKING:
 def state_of(run: "Run") -> SavedState:
     """Return the training state of this worker, live, between steps. Called by every worker."""
     run.settle()
-    places = _placed(run)
-    shards = [*model_shards(run, places), *optimizer_shards(run.state, places), *sync_shards(run)]
-    shards += codec_shards(run)
+    shards = [*live_shards(run), *codec_shards(run)]
     return SavedState(shards, RandomStates(run.device).own(), {**fixed(run), **changing(run), "metrics": _metrics(run)})
 
 
 def live_shards(run: "Run") -> list[Shard]:
     """Return the slices that this worker holds, live, between steps, but for what a codec keeps. By every worker."""
+    layout, optimizer = run.layout, run.state.optimizer
+    if isinstance(layout, DeepSpeedLayout):
+        return [*model_shards(run), *deepspeed_optimizer_shards(layout, optimizer)]
     places = _placed(run)
     return [*model_shards(run, places), *optimizer_shards(run.state, places), *sync_shards(run)]
 
 
 def model_shards(run: "Run", places: dict[str, Placement] | None = None) -> Iterator[Shard]:
     """Yield the slices of parameters and buffers that this worker holds."""
-    places = places if places is not None else _placed(run)
-    held = _held(run.layout)
-    for name, placement in places.items():
-        yield from placement.shards(f"model/{name}", local_of(held[name].detach()))
     is_first = run.position.data == 0 and run.position.tensor == 0
+    if isinstance(run.layout, DeepSpeedLayout):
+        yield from deepspeed_model_shards(run.layout, run.state.optimizer, is_first=is_first)
+    else:
+        places = places if places is not None else _placed(run)
+        held = _held(run.layout)
+        for name, placement in places.items():
+            yield from placement.shards(f"model/{name}", local_of(held[name].detach()))
     for name, buffer in _buffers(run.layout):
         local = local_of(buffer.detach())
         yield Shard(f"buffer/{name}", local, tuple(local.shape), (0,) * local.dim(), is_mine=is_first)
@@ -96,11 +106,10 @@ def go_on_from(
     """Go on from `saved`, called `source`, whose numbers `fill_in` fills into slices. Called by every worker."""
     alike = saved.alike()
     _check(run, alike, source=source)
-    places = _placed(run)
-    wanted, finish = make_room(run.state, places, saved.found)
+    wanted, finish = _room(run, saved.found)
     codec = codec_wanted(run, saved.found, alike)
     kept = sync_wanted(run, saved.found, alike)
-    fill_in([*model_shards(run, places), *wanted, *codec, *kept])
+    fill_in([*model_shards(run), *wanted, *codec, *kept])
     finish()
     restore_sync(run, kept, saved.found, alike, say=say)
     set_groups(run.state.optimizer, alike["groups"])
@@ -108,12 +117,20 @@ def go_on_from(
         run.state.schedule.load_state_dict(from_json(alike["schedule"]))
     restore_codec(run, found_in(codec), alike, say=say)
     run.share(run.live.restored(alike.get("shares")))
+    run.stream_place = alike.get("stream")
     own = saved.own(run.rank.index) if alike["mesh"] == dataclasses.asdict(run.plan.mesh) else None
     if own is not None:
         set_random(own)
     else:
-        torch.manual_seed(hash((run.job.seed, saved.step, run.position.data)) % 2**63)
+        begin_anew(run.job.seed, saved.step, run.position.data)
     run.step_count = run.state.step = saved.step
+
+
+def _room(run: "Run", found: dict[str, Found]) -> tuple[list[Shard], Callable[[], None]]:
+    """Give the optimizer the state that `found` has; see `make_room`."""
+    if isinstance(run.layout, DeepSpeedLayout):
+        return make_deepspeed_room(run.layout, run.state.optimizer, found)
+    return make_room(run.state, _placed(run), found)
 
 
 _PLACED: WeakKeyDictionary["Run", dict[str, Placement]] = WeakKeyDictionary()
@@ -145,13 +162,19 @@ def _buffers(layout: Layout) -> list[tuple[str, Tensor]]:
 
 def fixed(run: "Run") -> dict[str, Any]:
     """Return what all workers have alike, and what stays so."""
-    config: Any = getattr(run.model, "config", None)
+    model: Any = run.model
+    config: Any = getattr(model, "config", None)
+    generation: Any = getattr(model, "generation_config", None)
     return {
         "data": _data(run.job),
         "mesh": dataclasses.asdict(run.plan.mesh),
         "optimizer": type(run.state.optimizer).__name__,
         "derived_buffers": _derived(run.model),
-        "config": config.to_json_string() if hasattr(config, "to_json_string") else None,
+        "tied": _tied(model),
+        "class": type(model).__name__,
+        # All of it, also what is as by default: another version of the library may have other defaults.
+        "config": config.to_json_string(use_diff=False) if hasattr(config, "to_json_string") else None,
+        "generation_config": generation.to_json_string() if hasattr(generation, "to_json_string") else None,
         "torch": torch.__version__,
     }
 
@@ -165,6 +188,7 @@ def changing(run: "Run") -> dict[str, Any]:
         "codec": codec_alike(run),
         "sync": sync_alike(run),
         "shares": run.live.saved(),
+        "stream": run.stream_place,
     }
 
 
@@ -178,6 +202,16 @@ def _metrics(run: "Run") -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
+def _tied(model: nn.Module) -> dict[str, str]:
+    """Return, for each further name of a parameter, the first, by which it is saved."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
 def _derived(model: nn.Module) -> list[str]:
     """Return the buffers that are no part of the model's state_dict."""
     return [
@@ -189,19 +223,22 @@ def _derived(model: nn.Module) -> list[str]:
 
 def _data(job: Job) -> dict[str, Any]:
     """Return what gives a step its samples."""
+    rare = {"sampler": job.sampler and type(job.sampler).__name__, "drop_last": job.drop_last}
     return {
-        "num_samples": len(job.data),
+        "num_samples": job.num_samples,
         "batch_size": job.batch_size,
         "seed": job.seed,
         "shuffle": job.shuffle,
         "block_rows": job.block_rows,
+        **{name: value for name, value in rare.items() if value},
     }
 
 
 def _check(run: "Run", alike: dict[str, Any], *, source: str) -> None:
     """Refuse to go on with other data or another optimizer."""
-    for name, here in _data(run.job).items():
-        was = alike["data"].get(name)
+    now, before = _data(run.job), alike["data"]
+    for name in {**before, **now}:
+        was, here = before.get(name), now.get(name)
         if was != here:
             raise ConfigError(
                 f"{source} was saved with {name}={was}, and the job has {name}={here}: it would go on with other "

@@ -2,7 +2,8 @@
 
 Each worker has its own: "codec/WORKER/pending/NAME" is what it owes to the parameter NAME, "codec/WORKER/memory/..."
 what the codec remembers. At another number of data workers it is handed over (compress/carry.py). Along the tensor and
-pipeline axes it cannot be: what is pending there is of slices. It is then dropped, and that is said.
+pipeline axes it cannot be: what is pending there is of slices. It is then dropped, and that is said. So it is where
+`sync.codec = "auto"` must take another codec, because the plan is another one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +60,12 @@ def restore_codec(run: "Run", found: Mapping[str, Found], alike: dict[str, Any],
         return
     if was is None:
         return
+    if _is_another(run, was):
+        now = run.feedback.codec.name
+        say(
+            f"What codec={was['codec']!r} had not sent yet is dropped: this plan cannot have it, and has codec={now!r}."
+        )
+        return
     workers = _followed(run, alike)
     if not workers:
         say("What the codec had not sent yet is dropped: it was of slices that this mesh does not have.")
@@ -74,9 +81,14 @@ def restore_codec(run: "Run", found: Mapping[str, Found], alike: dict[str, Any],
         run.feedback.load_state_dict(carried(states, run.plan.mesh.data)[run.position.data])
 
 
+def _is_another(run: "Run", was: dict[str, Any]) -> bool:
+    """Return whether `auto` is another codec here, because that of the state does not go with the plan (before.py)."""
+    return run.plan.sync.codec == "auto" and run.feedback is not None and run.feedback.codec.name != was["codec"]
+
+
 def _followed(run: "Run", alike: dict[str, Any]) -> list[int]:
     """Return the workers, by their numbers in the mesh before, whose codecs this worker's goes on from."""
-    if run.feedback is None or alike["codec"] is None:
+    if run.feedback is None or alike["codec"] is None or _is_another(run, alike["codec"]):
         return []
     before, mesh = Mesh(**alike["mesh"]), run.plan.mesh
     if (before.tensor, before.pipeline) != (mesh.tensor, mesh.pipeline):

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from shoal.core.errors import ConfigError, JobError
 from shoal.fault.checkpoint.values import from_json, to_json
 from shoal.fault.shards import Found, Shard, whole_shard
-from shoal.training.saved_slices import Placement, local_of
+from shoal.parallel.layout import local_of
+from shoal.training.saved_slices import Placement
 from shoal.training.state import TrainState
 
 _OF_THE_MACHINE = ("params", "foreach", "fused", "capturable", "differentiable")
@@ -49,7 +50,7 @@ def _shards_of(full_name: str, value: Tensor, place: Placement) -> Iterator[Shar
 def _parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the optimizer's own parameters, in its order, by their names in the model."""
     names = {id(parameter): name for name, parameter in state.layout.parameters.items()}
-    names |= {id(local): names[id(sharded)] for local, sharded in state.slices._pairs if id(sharded) in names}
+    names |= {id(local): names[id(sharded)] for local, sharded in state.slices.pairs if id(sharded) in names}
     for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:

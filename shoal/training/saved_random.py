@@ -51,6 +51,14 @@ def set_random(own: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(_bytes(states["cuda"]))
 
 
+def begin_anew(seed: int, step: int, part: int) -> None:
+    """Set the random states of this process to a function of the job's seed, the step and the part of the batch."""
+    mixed = hash((seed, step, part))  # of integers: the same in every process
+    torch.manual_seed(mixed % 2**63)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
+
+
 def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.comm.mesh import Position
 from shoal.fault.shards import Shard
-from shoal.parallel.layout import Layout
+from shoal.parallel.layout import Layout, local_of
 
 _WORTH_DIVIDING = 1 << 16  # numbers: a quarter of a megabyte takes about as long to write as its name
 
@@ -80,11 +80,6 @@ class Placement:
                 ),
                 owner,
             )
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """Return what this worker holds of `tensor`, as a plain tensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def place(layout: Layout, position: Position, name: str, parameter: nn.Parameter) -> Placement:

@@ -19,13 +19,13 @@ from torch.distributed import PrefixStore, Store
 
 from shoal.comm.alive import Watch
 from shoal.comm.failure import is_peer_failure
+from shoal.comm.told import told
 from shoal.core.errors import CheckpointError, PeerLost, PlanError, did_you_mean
 from shoal.core.events import EventLog
 from shoal.core.notice import read_notice_s
 from shoal.fault.checkpoint.local import local_folder
 from shoal.fault.checkpoint.manifest import remove_unfinished
 from shoal.fault.checkpoint.reader import agreed_steps, choose
-from shoal.fault.checkpoint.told import told
 from shoal.fault.checkpoint.weights import read_weights
 from shoal.fault.checkpoint.writer import Checkpointer
 from shoal.fault.checkpoint.written import Written
@@ -183,11 +183,15 @@ class Saving:
     def close(self) -> None:
         """End the writing. What is under way is waited for, within the notice, so that no error loses a checkpoint.
 
-        But not if that error is the loss of a worker, whose part does not come any more.
+        But not if that error is the loss of a worker, whose part does not come any more. Those who are left may write
+        the same step next: this one is among them only when it writes nothing any more.
         """
         error = sys.exception()
         is_lost = error is not None and (isinstance(error, PeerLost) or is_peer_failure(error))
-        self._note(self._writer.close(wait_s=0.0 if is_lost else read_notice_s()))
+        if is_lost and self._run.rank.member:
+            self._note(self._writer.close(wait_s=0.0, give_up_s=self._run.plan.timeout_s))
+        else:
+            self._note(self._writer.close(wait_s=0.0 if is_lost else read_notice_s()))
 
     def _stop_if_asked(self) -> None:
         run, asked = self._run, self._asked

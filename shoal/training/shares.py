@@ -49,7 +49,7 @@ class LiveShares:
         self, run: "Run", *, log: EventLog, memory: PeakMemory, clock: StepClock, is_recorded: bool = False
     ) -> None:
         self._run, self._log, self._memory, self._clock = run, log, memory, clock
-        self._batch_size = min(run.job.batch_size, len(run.job.data))
+        self._batch_size = run.job.largest_batch
         self._is_live = can_follow(run.plan, meets=run.layout.meets, batch_size=self._batch_size) and not is_recorded
         self._balance = Balance(self._batch_size)
         self._began_s = time.monotonic()

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal.fault.shards import Shard
+from shoal.parallel.layout import local_of
 from shoal.training.saved_codec import codec_shards
 from shoal.training.saved_random import RandomStates
-from shoal.training.saved_slices import local_of
 
 if TYPE_CHECKING:
     from shoal.training.run import Run

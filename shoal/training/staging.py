@@ -6,7 +6,7 @@
 3. Parts come in the order in which the first epoch reads them, and a batch waits for its own parts alone. Which samples
    there are, and in which order, was settled before: where they are read from changes nothing but the time.
 4. Where a run has several nodes, these pass the parts on to each other.
-5. The copy goes with its last worker. If they are all killed, a small process sees that nobody owns it, and removes it.
+5. The copy goes with its last worker, however that ends (stage/copies.py).
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from torch.distributed import PrefixStore, Store
 
 from shoal.comm.mesh import position_of
 from shoal.comm.rank import Rank
+from shoal.comm.told import not_told
 from shoal.core.errors import ConfigError, PeerLost, ShoalError
 from shoal.data.order import Order
 from shoal.data.stage.agent import Staging
 from shoal.data.stage.copies import read_plan
 from shoal.data.stage.first_reads import first_reads
-from shoal.data.stage.keeper import Sweeper
 from shoal.data.stage.moved import first_samples, moved_view
 from shoal.data.stage.staged import Staged, in_place
 from shoal.data.stage.staging import stage
@@ -107,11 +107,9 @@ class _Node:
         """Have the pack of `view` where the node's first worker decided. Called by every worker of the node."""
         with ExitStack() as opened:
             if self._rank.local_index > 0 and self._said is not None:
-                staged = self._follow(json.loads(self._said.get(name)), source)
+                staged = self._follow(self._heard(self._said, name), source)
             else:
                 staged = self._decide(job, name, view, source)
-                if isinstance(staged, Staging):
-                    opened.callback(Sweeper(staged.path).leave)
             opened.enter_context(staged)
             yield staged
 
@@ -142,6 +140,15 @@ class _Node:
             first_samples(view), order, batch_size=job.batch_size, mine=self._mine(job), num_reads=num_reads
         )
         return self._stage(source, parts=parts or None)
+
+    def _heard(self, said: Store, name: str) -> dict[str, Any]:
+        """Return what the node's first worker says; PeerLost if somebody is lost before it does."""
+        if not_told(said, [name], timeout_s=self._plan.timeout_s):
+            raise PeerLost(
+                f"worker {self._first} has not said within {self._plan.timeout_s:g} s where Job.{name} is read."
+            )
+        told: dict[str, Any] = json.loads(said.get(name))
+        return told
 
     def _follow(self, told: dict[str, Any], source: Path) -> Staged:
         """Return the pack where the node's first worker, which has `told` us, decided."""

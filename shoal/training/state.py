@@ -35,7 +35,7 @@ class TrainState:
 
 def _sample(job: Job, plan: Plan) -> Any:
     """Return a micro-batch as the model will be called with, to find out on fake tensors where it can be cut."""
-    size = plan.at_once(min(job.batch_size, len(job.data)))
+    size = plan.at_once(job.largest_batch)
     return sample_batch(job, size), MicroBatch(Piece(None, (), 0.0), 0)
 
 
@@ -67,6 +67,11 @@ def build_state(
         shared=shared,
     )
     call.layout = layout
+    return state_of_layout(job, layout, position=position)
+
+
+def state_of_layout(job: Job, layout: Layout, *, position: Position) -> TrainState:
+    """Return `layout` with its optimizer and schedule, as the job builds them."""
     if not layout.all_names:
         raise JobError("model() has no parameter to train.")
     optimizer = job.optimizer(list(layout.parameters.values()))

@@ -25,6 +25,7 @@ from shoal.comm.calls import CALLS
 from shoal.comm.first_calls import comparing_calls
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.mesh import Position
+from shoal.comm.traffic import TRAFFIC
 from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
 from shoal.data.steps import Part
 from shoal.parallel.gradients import clip, squares
@@ -186,7 +187,7 @@ class Stepper:
         pieces = self._cutter.cut(part, batch)
         weight = sum(piece.weight for piece in pieces)
         batch_weight = self._batch_weight(part, weight)
-        with comparing_calls() if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
+        with comparing_calls(self._plan.engine) if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
             losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
         if self._state.step == 0:
             refuse_unused(self._state.layout, self._plan.workers)
@@ -234,7 +235,7 @@ class Stepper:
                 if name in parts:
                     totals[number] = parts[name]
         if self._plan.workers > 1 and (losses.of_batch is None or self._has_norm):
-            with self._clock.waiting():
+            with self._clock.waiting(), TRAFFIC.timing("all-reduce", "engine", totals):
                 all_reduce_sum(totals).wait()
         if losses.of_batch is not None:
             totals[0] = losses.of_batch

@@ -1,27 +1,30 @@
 """What a worker of a run is built of: its part of the model, how it meets the others, and the engine between both."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import Store
+from torch.distributed.device_mesh import DeviceMesh
 
-from shoal.comm.alive import Watch
 from shoal.comm.mesh import Position, device_mesh, position_of
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup
+from shoal.comm.traffic import TRAFFIC
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.fault.same import check_same_model
+from shoal.parallel.deepspeed.start import lay_out, start_engine
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.sync.compressed import compress_shards
 from shoal.training.clock import StepClock
+from shoal.training.deepspeed import DeepSpeed, DeepSpeedStepper
 from shoal.training.engine import build_engine
-from shoal.training.links import Place, known_links
-from shoal.training.meeting import Meeting, no_meeting, open_meeting, open_shards
+from shoal.training.links import Place
+from shoal.training.meeting import Meeting, open_meeting, open_shards
 from shoal.training.pieces import Cutter
 from shoal.training.recording import Recording
-from shoal.training.state import TrainState, build_state
+from shoal.training.state import TrainState, build_state, state_of_layout
 from shoal.training.step import Engine, Stepper
 
 
@@ -41,7 +44,8 @@ class Wired:
 
     def stepper(self, job: Job, plan: Plan, *, rank: Rank, recording: Recording | None) -> Stepper:
         """Return what does the steps, where workers meet in each of them."""
-        return Stepper(
+        kind = DeepSpeedStepper if plan.engine == "deepspeed" else Stepper
+        return kind(
             self.state,
             job,
             plan,
@@ -54,45 +58,76 @@ class Wired:
             recording=recording,
         )
 
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """Yield what the user is told of how it was built."""
+        if self.state.layout.why_whole:
+            yield f"Each worker held the whole model while building it: {self.state.layout.why_whole}."
+        met = self.meeting.communication
+        if plan.sync.codec == "auto" and met.codec_why:
+            yield f"sync.codec = 'auto' is {met.codec!r} here: {met.codec_why}."
+
     @property
     def shares_memory(self) -> bool:
         """Whether some of its memory is that of other workers, too."""
         return self.shards is not None or self.meeting.shared is not None
 
     def close(self) -> None:
-        """Leave the meetings."""
+        """Leave the meetings, and let go of what must not outlive the group."""
         self.meeting.close()
+        self.state.layout.close()
         if self.shards is not None:
             self.shards.close()
 
 
-def wire(
-    job: Job,
-    plan: Plan,
-    folder: RunFolder,
-    *,
-    rank: Rank,
-    store: Store | None,
-    device: torch.device,
-    clock: StepClock,
-    watch: Watch | None,
-) -> Wired:
+def wire(job: Job, plan: Plan, folder: RunFolder, place: Place, *, clock: StepClock) -> Wired:
     """Build it all, in the order in which one part needs the other. Called by every worker."""
+    rank, store, device = place.rank, place.store, place.device
     position = position_of(plan.mesh, rank.index)
+    TRAFFIC.link = _link(rank, device)
     mesh = device_mesh(plan.mesh, device, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+    if plan.engine == "deepspeed":
+        return _wire_deepspeed(job, plan, folder, place, position=position, mesh=mesh, clock=clock)
     shards = open_shards(plan, position, rank=rank, store=store, device=device)
     state = build_state(job, plan, position=position, mesh=mesh, device=device, waiting=clock.waiting, shared=shards)
-    check_same_model(store, rank, state.layout, plan, watch)
-    place = Place(rank=rank, store=store, device=device, watch=watch, known=known_links(folder))
+    check_same_model(store, rank, state.layout, plan, place.watch)
     shapes = [parameter.shape for parameter in state.layout.parameters.values()]
-    # Deadline and server have their own ways from worker to worker.
-    meets = plan.sync.mode in ("all-reduce", "local")
-    meeting = open_meeting(plan, place, shapes=shapes, seed=job.seed) if meets else no_meeting(plan.sync.mode)
+    meeting = open_meeting(plan, place, shapes=shapes, seed=job.seed)
     if meeting.feedback is not None and not plan.mesh.keeps_whole:
         for root in state.layout.roots:
-            compress_shards(root, meeting.feedback, watch=watch)
+            compress_shards(root, meeting.feedback, watch=place.watch)
     if rank.index == 0:
         write_toml(folder.communication_toml, meeting.communication)
     engine = build_engine(state, job, plan, device=device, clock=clock, meeting=meeting)
     cutter = Cutter(job, plan, device=device, meets=state.layout.meets)
     return Wired(position, state, cutter, meeting, engine, device, clock, shards)
+
+
+def _wire_deepspeed(
+    job: Job,
+    plan: Plan,
+    folder: RunFolder,
+    place: Place,
+    *,
+    position: Position,
+    mesh: DeviceMesh | None,
+    clock: StepClock,
+) -> Wired:
+    """Build it on DeepSpeed, which exchanges what its workers hold by itself. Called by every worker."""
+    rank, device = place.rank, place.device
+    layout = lay_out(job, plan, position=position, mesh=mesh, device=device)
+    check_same_model(place.store, rank, layout, plan, place.watch)
+    state = state_of_layout(job, layout, position=position)  # before DeepSpeed has the parameters: shapes are whole
+    start_engine(layout, job, plan, state.optimizer, local_index=rank.local_index, device=device, waiting=clock.waiting)
+    meeting = open_meeting(plan, place, shapes=(), seed=job.seed)
+    if rank.index == 0:
+        write_toml(folder.communication_toml, meeting.communication)
+    cutter = Cutter(job, plan, device=device, meets=layout.meets)
+    engine = DeepSpeed(layout, job, plan, clock=clock)
+    return Wired(position, state, cutter, meeting, engine, device, clock, shards=None)
+
+
+def _link(rank: Rank, device: torch.device) -> str:
+    """Return what joins the workers: the slowest of it, where they are several."""
+    if rank.local_workers < rank.workers:
+        return "network"
+    return "gpu" if device.type == "cuda" and rank.local_workers <= torch.cuda.device_count() else "host"

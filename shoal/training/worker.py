@@ -17,11 +17,13 @@ from shoal.core.toml import read_toml
 from shoal.fault import inject
 from shoal.fault.preempt import Preemption, last_step, preemptible
 from shoal.spec.plan import Plan
+from shoal.spec.program import Program
 from shoal.spec.record import JobRecord
 from shoal.training.elastic import train_elastic
-from shoal.training.jobfile import load_job
+from shoal.training.jobfile import load_any, load_job
 from shoal.training.loop import train_all
 from shoal.training.opening import open_run
+from shoal.training.program import run_program
 
 
 def work(path: Path, *, is_watched: bool) -> int:
@@ -36,6 +38,9 @@ def work(path: Path, *, is_watched: bool) -> int:
     try:
         inject.begin(rank.index)
         inject.at("start")
+        if (record := read_toml(JobRecord, folder.job_toml)).is_program:
+            serve_program(folder, record, rank=rank, log=log)
+            return 0
         with preemptible(
             last_words=lambda message: last_words(message=message), last_saved=lambda: last_step(folder.checkpoints)
         ) as preemption:
@@ -61,15 +66,24 @@ def train_run(folder: RunFolder, *, rank: Rank, log: EventLog, preemption: Preem
         raise PlanError(f"the plan has {plan.workers} workers, but {rank.workers} were started. Start {plan.workers}.")
     file = Path(record.file)
     job = load_job(file, source=folder.code / file.name, variable=record.variable).with_steps(record.steps)
-    if rank.member and plan.on_loss.go_on:
+    if rank.member and plan.goes_on:
         meeting = connect(rank, timeout_s=plan.timeout_s)
         train_elastic(
-            job, plan, folder, rank=rank, store=meeting, log=log, preemption=preemption, is_recorded=record.is_recorded
+            job, plan, folder, rank=rank, store=meeting, log=log, preemption=preemption, recorded=record.recorded
         )
         return
     store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
-    with open_run(job, folder, rank=rank, store=store, log=log, is_recorded=record.is_recorded) as run:
+    with open_run(job, folder, rank=rank, store=store, log=log, recorded=record.recorded) as run:
         train_all(run, preemption=preemption)
+
+
+def serve_program(folder: RunFolder, record: JobRecord, *, rank: Rank, log: EventLog) -> None:
+    """Be one worker of the program in `folder`, to its end. Called by every worker."""
+    plan, file = read_toml(Plan, folder.plan_toml), Path(record.file)
+    program = load_any(file, source=folder.code / file.name, variable=record.variable)
+    assert isinstance(program, Program)
+    store = connect(rank, timeout_s=plan.timeout_s) if rank.workers > 1 else None
+    run_program(program.with_steps(record.steps or None), folder, rank=rank, store=store, log=log)
 
 
 def report_error(error: Exception, log: EventLog) -> ShoalError:

@@ -1,8 +1,9 @@
+import time
 from pathlib import Path
 
 import pytest
 
-from shoal.core.events import EventLog, EventReader
+from shoal.core.events import EventLog, EventReader, last_events
 
 
 def test_a_reader_sees_each_event_once_as_it_is_written(tmp_path: Path) -> None:
@@ -43,3 +44,36 @@ def test_a_number_that_json_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         log.write("step", loss=float("nan"))
     log.close()
+
+
+def test_the_event_of_a_step_is_written_as_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    log = EventLog(path)
+    log.write_step('"step": 7, "loss": null')
+    log.close()
+    (event,) = EventReader(path).poll()
+    assert abs(event.pop("time") - time.time()) < 60
+    assert event == {"kind": "step", "step": 7, "loss": None}
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(b'{"kind": "step", "step": 1}\n' * 10_000 + b'{"kind": "step", "step": 2}\n{"kind": "end"}\n')
+    events = last_events(path)
+    assert [event["kind"] for event in events[-2:]] == ["step", "end"]
+    assert len(events) < 5000
+
+
+@pytest.mark.parametrize("last", ["", '{"kind": "memory", "labels": "%s"}\n' % ("x" * 300_000)])
+def test_last_words_are_found_however_long_they_are_and_whatever_follows(last: str, tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    words = f'{{"kind": "error", "traceback": "{"y" * 300_000}"}}\n'
+    path.write_text('{"kind": "step", "step": 1}\n' * 1000 + words + last)
+    assert next(event["kind"] for event in last_events(path) if event["kind"] != "step") == "error"
+
+
+def test_what_another_process_said_before_the_last_start_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"kind": "error"}\n{"kind": "start"}\n{"kind": "step", "step": 4}\n{"kind": "st')
+    assert [event["kind"] for event in last_events(path)] == ["start", "step"]
+    assert last_events(tmp_path / "none.jsonl") == []

@@ -1,6 +1,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -45,3 +46,13 @@ def test_a_file_that_lacks_a_key_says_which() -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"there is no file nowhere/plan.toml"):
         read_toml(Plan, Path("nowhere/plan.toml"))
+
+
+def test_a_word_that_is_none_of_those_allowed_is_answered_with_them() -> None:
+    @dataclass(frozen=True)
+    class Thing:
+        kind: Literal["round", "square"]
+
+    assert parse_toml(Thing, 'kind = "round"', name="thing.toml").kind == "round"
+    with pytest.raises(ConfigError, match=r"'kind' in thing.toml must be one of 'round', 'square', not 'oval'\."):
+        parse_toml(Thing, 'kind = "oval"', name="thing.toml")

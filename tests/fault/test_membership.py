@@ -5,16 +5,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from shoal.comm.members import await_members, last_generation, members_of, tell_dead
+from shoal.comm import others
+from shoal.comm.members import await_members, last_generation, members_of, tell_dead, tell_last
 from shoal.comm.rank import Rank
 from shoal.comm.store import LOOPBACK, connect, host_store
-from shoal.core.errors import PeerLost
+from shoal.core.errors import WorkerFailed
 from shoal.fault import membership as room
-from shoal.fault.membership import Generation, Member, Membership
+from shoal.fault.generation import Generation, Member
+from shoal.fault.membership import Membership
 from shoal.fault.membership_ear import Ear
 from tests.support.waiting import wait_until
 
@@ -36,10 +39,11 @@ class Run:
         *,
         fits: Callable[[int], int] = lambda count: count,
         timeout_s: float = WAIT_S,
-        wait_s: float = WAIT_S,
+        **more: Any,
     ) -> Membership:
         rank = Rank(0, 8, 0, 8, LOOPBACK, self.port, store_is_hosted=True, member=name)
-        return Membership(connect(rank, timeout_s=WAIT_S), rank, fits=fits, timeout_s=timeout_s, wait_s=wait_s)
+        settings = {"wait_s": WAIT_S, **more}
+        return Membership(connect(rank, timeout_s=WAIT_S), rank, fits=fits, timeout_s=timeout_s, **settings)
 
     def agree(self, *members: Membership, step: int = 0) -> list["Future[Generation | None]"]:
         return [self.pool.submit(member.agree, step) for member in members]
@@ -131,6 +135,26 @@ def test_a_process_of_this_host_that_is_gone_is_found_without_the_launcher(run: 
     finally:
         process.wait(WAIT_S)
     assert run.agreed(survivor).names == ("0.0",)
+
+
+def test_hosts_that_have_one_name_are_told_apart(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, agreed = run.start("0.0", "1.0"), []
+    for member, host in zip(members, ("localhost 5d3c", "localhost 77ab"), strict=True):
+        monkeypatch.setattr(room, "host_id", lambda host=host: host)
+        agreed.extend(run.agree(member))
+        wait_until(lambda: run.members.add("comers 0", 0) == len(agreed))
+    generation = agreed[0].result(WAIT_S)
+    assert generation is not None
+    assert [(rank.local_index, rank.local_workers) for rank in (m.rank_in(generation) for m in members)] == [(0, 1)] * 2
+
+
+def test_a_process_number_of_another_host_with_this_ones_name_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    there = others.Other("localhost", process=ended.pid, processes=others.process_of_this()["processes"])
+    assert others.is_gone(there, "localhost")
+    monkeypatch.setattr(others, "host_id", lambda: "localhost 77ab")
+    assert not others.is_gone(there, "localhost")
 
 
 def test_one_that_is_silent_is_given_up_and_told_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +260,36 @@ def test_those_who_hold_state_go_before_those_who_hold_none(run: Run) -> None:
     assert not futures[0].done()
 
 
+def pairs(count: int) -> int:
+    """How many can train where two hold a model together."""
+    return count // 2 * 2
+
+
 def test_those_who_cannot_train_wait_for_a_replacement_and_say_so_in_the_end(run: Run) -> None:
-    pairs: Callable[[int], int] = lambda count: count // 2 * 2  # noqa: E731
     await_members(run.members, ["0.0"])
-    with pytest.raises(PeerLost, match=r"the 1 workers that are left do not hold a whole model"):
+    with pytest.raises(WorkerFailed, match=r"the 1 worker that is left does not hold a whole model, and no"):
         run.member("0.0", fits=pairs, wait_s=0.2).agree(3)
+
+
+def test_they_do_not_wait_where_the_launcher_says_that_nobody_comes(run: Run) -> None:
+    await_members(run.members, ["0.0"])
+    (waiting,) = run.agree(run.member("0.0", fits=pairs, wait_s=1e6))
+    for number in range(1, 7):
+        tell_last(run.members, number)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.2)  # worker 7 may still come
+    tell_last(run.members, 7)
+    with pytest.raises(WorkerFailed, match=r"workers 1, 2, 3, 4, 5, 6, 7 are lost, and are started no more"):
+        waiting.result(WAIT_S)
+
+
+def test_they_go_on_with_less_than_a_whole_mesh_if_they_may(run: Run) -> None:
+    await_members(run.members, ["0.0"])
+    member = run.member("0.0", fits=pairs, fits_at_last=lambda count: count, wait_s=1e6)
+    for number in range(1, 8):
+        tell_last(run.members, number)
+    assert run.agreed(member).names == ("0.0",)
+    assert member.would_grow(Generation(0, (Member("0.0"),))) is False
 
 
 def test_a_run_that_is_finished_needs_nobody_any_more(run: Run) -> None:

@@ -13,10 +13,14 @@ import torch
 
 from shoal.comm.shm import kept
 from shoal.comm.shm.kept import Room, open_room, remove_room, token_of
+from shoal.comm.shm.sweeper import Sweeper
+from shoal.data.stage.copies import folder_of
 from shoal.fault.shards import Shard, whole_shard
-from shoal.fault.snapshot import Held, Snapshots, held_on_host, remove_older
+from shoal.fault.snapshot import Held, Snapshots, held_on_host
 from shoal.fault.snapshot_file import SnapshotFile, SnapshotReader, lay_out
+from shoal.fault.snapshot_place import path_of, remove_older
 from tests.fault.slices import Cut, slices, whole_state
+from tests.support.waiting import wait_until
 
 _TIMEOUT_S = 60.0
 
@@ -99,7 +103,7 @@ def test_what_is_no_snapshot_is_passed_over(room: Room) -> None:
     take(files, 1)
     path = next(room.path.glob("*.snapshot"))
     for number, content in enumerate([b"", b"x" * 5000, path.read_bytes()[:-4096], b"\0" * 8192]):
-        (room.path / f"generation-0-worker-{number + 1}.snapshot").write_bytes(content)
+        path_of(room, 0, number + 1).write_bytes(content)
     assert [held.step for held in held_on_host(room)] == [1]
     files.close()
 
@@ -171,18 +175,9 @@ def test_who_waits_for_a_dead_one_gives_up_when_closed_and_keeps_what_it_has(roo
 
 def test_files_of_older_generations_are_removed(room: Room) -> None:
     for generation in range(3):
-        SnapshotFile(room.path / f"generation-{generation}-worker-0.snapshot", lay_out(state(0), {}, text_bytes=100))
+        SnapshotFile(path_of(room, generation, 0), lay_out(state(0), {}, text_bytes=100))
     remove_older(room, 2)
-    assert [path.name for path in room.path.glob("*.snapshot")] == ["generation-2-worker-0.snapshot"]
-
-
-def test_more_text_than_there_is_room_for_is_an_error_and_nothing_counts(room: Room) -> None:
-    files = opened(room)
-    files.take(state(1), 1, lambda: {"own": {"x": "y" * 100_000}, "common": {}})
-    with pytest.raises(ValueError, match="do not fit"):
-        files.wait()
-    assert held_on_host(room) == []
-    files.close()
+    assert list(room.path.glob("*.snapshot")) == [path_of(room, 2, 0)]
 
 
 class Store:
@@ -218,9 +213,17 @@ def test_a_room_lasts_as_long_as_anybody_has_it_open_and_the_next_run_removes_it
     remove_room("other", shared=tmp_path)
 
 
+def test_copies_of_packs_in_memory_are_none_of_a_runs(tmp_path: Path) -> None:
+    copy = folder_of(tmp_path, "corpus.pack")
+    copy.mkdir(parents=True)
+    (copy / "part").write_bytes(b"of another run, or of `shoal stage`")
+    open_room("token", shared=tmp_path).close()
+    assert sorted(path.name for path in copy.parent.rglob("*")) == ["corpus.pack", "part"]
+
+
 def test_somebody_elses_folder_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"shoal-{os.geteuid()}-token").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"shoal-room-{os.geteuid()}-token").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="belongs to somebody else"):
         open_room("token", shared=tmp_path)
 
@@ -229,6 +232,7 @@ _KILLED = """
 import sys
 from pathlib import Path
 from shoal.comm.shm.kept import open_room
+from shoal.comm.shm.sweeper import Sweeper
 from tests.fault.test_snapshot import opened, state, take
 room = open_room("killed", shared=Path(sys.argv[1]))
 files = opened(room)
@@ -253,7 +257,31 @@ def test_after_sigkill_the_state_is_there_for_the_run_and_gone_with_the_next(tmp
     assert all(map(is_state, held_on_host(room)))
     room.close()
     open_room("another", shared=tmp_path).close()
-    assert [path.name for path in tmp_path.iterdir()] == [f"shoal-{os.geteuid()}-another"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"shoal-room-{os.geteuid()}-another"]
+
+
+def test_when_all_are_killed_the_room_goes_without_another_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED.replace("files =", "Sweeper(room.path)\nfiles ="), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "taken\n"
+            room = open_room("killed", shared=tmp_path)
+            assert held_on_host(room), "as long as anybody lives"
+            room.close()
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(_TIMEOUT_S)
+    wait_until(lambda: list(tmp_path.iterdir()) == [])
+
+
+def test_who_sweeps_ends_when_the_room_is_removed(tmp_path: Path) -> None:
+    room = open_room("token", shared=tmp_path)
+    sweeper = Sweeper(room.path)
+    remove_room("token", shared=tmp_path)
+    room.close()
+    sweeper.leave(timeout_s=_TIMEOUT_S)
+    assert sweeper._process.poll() == 0
 
 
 def test_what_a_container_may_use_is_what_counts(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:

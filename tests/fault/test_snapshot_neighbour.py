@@ -1,6 +1,7 @@
 """A worker's snapshots are on another host as well, whole or not counted, and no harm is done where they cannot be."""
 
 import contextlib
+import functools
 import socket
 import struct
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from shoal.comm.shm.kept import Room, open_room
-from shoal.fault.snapshot import held_on_host, path_of
+from shoal.fault.snapshot import held_on_host
 from shoal.fault.snapshot_file import SnapshotFile
 from shoal.fault.snapshot_neighbour import Address, Receiver, neighbours
+from shoal.fault.snapshot_place import path_of
 from tests.fault.test_snapshot import is_state, opened, take
+from tests.fault.test_snapshot_outgrown import take_grown
+from tests.support.waiting import wait_until
 
 _TIMEOUT_S = 30.0
 
@@ -28,9 +32,13 @@ def hosts(tmp_path: Path) -> list[Room]:
 
 @pytest.fixture
 def receiver(hosts: list[Room]) -> Iterator[Receiver]:
-    made = Receiver(hosts[1], "127.0.0.1", lambda generation, worker: path_of(hosts[1], generation, worker))
+    made = receiving(hosts[1])
     yield made
     made.close()
+
+
+def receiving(room: Room, *, timeout_s: float = _TIMEOUT_S) -> Receiver:
+    return Receiver(room, "127.0.0.1", functools.partial(path_of, room), timeout_s=timeout_s)
 
 
 def steps_at(room: Room) -> list[int]:
@@ -63,6 +71,55 @@ def test_a_copy_that_came_half_counts_for_nothing(hosts: list[Room], receiver: R
     link.sendall(struct.pack("<4q", 2, 0, 0, files._file.layout.slot_bytes if files._file else 0) + b"half of it")
     files.close()
     assert steps_at(hosts[1]) == [1]
+
+
+def test_copies_of_a_state_that_has_outgrown_its_room_go_on(hosts: list[Room], receiver: Receiver) -> None:
+    files = opened(hosts[0])
+    assert files.send_to(receiver.address) == ""
+    take(files, 1)
+    assert files.wait_delivered() == ""
+    for step in (2, 3):
+        take_grown(files, step)
+        assert files.wait_delivered() == ""
+        assert steps_at(hosts[1]) == ([1, 2] if step == 2 else [2, 3])
+    files.close()
+    receiver.close(removes=True)
+    assert steps_at(hosts[1]) == []
+
+
+def test_one_that_stops_in_the_middle_of_a_copy_is_given_up(hosts: list[Room]) -> None:
+    receiver, files = receiving(hosts[1], timeout_s=0.1), opened(hosts[0])
+    assert files.send_to(receiver.address) == ""
+    assert files._sender is not None
+    assert files._file is not None
+    link = files._sender._link
+    assert link is not None
+    link.sendall(struct.pack("<4q", 2, 0, 0, files._file.layout.slot_bytes) + b"half of it")
+    assert link.recv(1) == b"", "the other end has closed it"
+    files.close()
+    receiver.close()
+
+
+def test_copies_may_be_as_seldom_as_they_like(hosts: list[Room], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    receive = socket.socket.recv
+
+    def counted(link: socket.socket, *arguments: int) -> bytes:
+        try:
+            return receive(link, *arguments)
+        except TimeoutError:
+            waits.append(link)
+            raise
+
+    monkeypatch.setattr(socket.socket, "recv", counted)
+    receiver, files = receiving(hosts[1], timeout_s=1.0), opened(hosts[0])
+    assert files.send_to(receiver.address) == ""
+    wait_until(lambda: bool(waits))
+    take(files, 1)
+    assert files.wait_delivered() == ""
+    assert steps_at(hosts[1]) == [1]
+    files.close()
+    receiver.close()
 
 
 def test_a_copy_that_arrives_damaged_is_refused_and_that_is_said(

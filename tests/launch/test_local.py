@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from shoal.core.host import threads_per_worker, usable_cores
 from shoal.launch.local import GRACE_S, Watch, launch_local
 from shoal.launch.starting import Spawning
 from tests.support.files import job_file
+from tests.support.waiting import wait_until
 
 ENDED = {-signal.SIGHUP, -signal.SIGKILL}
 """How workers end that the launcher ends: the second where these tests run under nohup, which has SIGHUP ignored."""
@@ -99,7 +100,7 @@ sys.exit(2)
     launch(code, workers=2)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert pids
-    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds=60)
 
 
 def test_stop_requests_end_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ def training(
     )
     try:
         logs = [tmp_path / f"runs/x/events/rank-{rank}.jsonl" for rank in range(workers)]
-        wait_until(lambda: process.poll() is not None or all(_steps(log) >= 3 for log in logs))
+        wait_until(lambda: process.poll() is not None or all(_steps(log) >= 3 for log in logs), seconds=120)
         yield process
     finally:
         process.kill()
@@ -213,13 +214,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 def test_a_worker_that_raises_stops_the_run_with_its_traceback_first(
@@ -266,11 +260,15 @@ def test_a_request_to_stop_leaves_no_orphan_and_keeps_the_run(
     assert (tmp_path / "runs/x/report.html").exists()
 
 
-def test_workers_die_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_workers_die_with_a_launcher_that_is_killed_and_nothing_is_left_in_memory(tmp_path: Path) -> None:
     with training(tmp_path, SLOW) as process:
         pids = worker_pids(tmp_path)
+        links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+        rooms = {str(link.readlink().parent) for link in links if str(link.readlink()).startswith("/dev/shm/shoal-")}
+        assert len(rooms) == 1, "where snapshots lie"
         process.kill()
-        wait_until(lambda: not any(is_alive(pid) for pid in pids))
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds=60)
+        wait_until(lambda: not any(Path(room).exists() for room in rooms), seconds=60)
 
 
 def test_a_worker_that_leaves_early_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

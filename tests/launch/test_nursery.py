@@ -15,7 +15,8 @@ from shoal.core.errors import WorkerFailed
 from shoal.launch.local import Watch, launch_local
 from shoal.launch.nursery import Forked, Nursery, can_fork
 from shoal.launch.starting import Vain
-from tests.launch.test_local import is_alive, wait_until
+from tests.launch.test_local import is_alive
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked on Linux only")
 
@@ -61,7 +62,7 @@ def start(one: Nursery, rank: int = 0) -> Forked:
 
 
 def code_of(process: Forked) -> int:
-    wait_until(lambda: process.poll() is not None, 20)
+    wait_until(lambda: process.poll() is not None)
     code = process.poll()
     assert code is not None
     return code
@@ -115,7 +116,7 @@ def test_workers_die_with_the_nursery_and_it_with_the_launcher() -> None:
         assert one._process is not None
         one._process.kill()
         assert code_of(process) == -signal.SIGKILL
-        wait_until(lambda: not is_alive(process.pid), 10)
+        wait_until(lambda: not is_alive(process.pid))
         said_by(process)
         with pytest.raises(WorkerFailed, match="has ended"):
             start(one)

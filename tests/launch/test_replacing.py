@@ -72,6 +72,20 @@ members.set(f"done {member}", "1")
     assert notes[-1].endswith(("It was started 2 times, and is not again.", "at the end of the run."))
 
 
+def test_those_who_cannot_go_on_without_it_are_told_that_none_comes() -> None:
+    code = """
+if member.startswith("1."):
+    os.kill(os.getpid(), signal.SIGKILL)
+members.wait(["last 1"])
+print("nobody comes after", "1.1" if members.check(["dead 1.1"]) else "1.0", flush=True)
+sys.exit(1)
+"""
+    ended, lines, _ = launch(MEETING + code)
+    assert "nobody comes after 1.1" in lines
+    assert ended[0].exit_code == 1
+    assert not any(worker.is_done for worker in ended)
+
+
 def test_one_that_the_others_have_given_up_is_ended() -> None:
     code = """
 if member == "1.0":
@@ -113,7 +127,7 @@ def test_what_a_lost_worker_had_started_is_ended_and_memory_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "token_of", lambda _: "of-this-test")
-    room = kept.SHARED / f"shoal-{os.geteuid()}-of-this-test"
+    room = kept.SHARED / f"shoal-room-{os.geteuid()}-of-this-test"
     code = f"""
 import os, subprocess
 assert os.path.isdir({str(room)!r})

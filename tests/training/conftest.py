@@ -1,4 +1,4 @@
-"""What tests of staging share."""
+"""What tests of staging and of loggers share."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,14 +9,22 @@ import pytest
 from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import Pack
 from shoal.data.pack.writer import pack
+from tests.support.mlflow_server import mlflow_server
 from tests.training.test_pack_job import NUM_ROWS, numbers
 
 
+@pytest.fixture(scope="session")
+def mlflow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an MLflow server, the same for all tests."""
+    pytest.importorskip("flask", reason="an MLflow server needs Flask (it is in the extra dev)")
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as address:
+        yield address
+
+
 @pytest.fixture
-def own_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A desk for each test: it lies among temporary files."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+def own_desk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A desk for each test: it lies among temporary files, as do sockets, whose paths must be short."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     tempfile.tempdir = None

@@ -12,7 +12,7 @@ from shoal.profile.host import measure_host
 from shoal.spec.cluster import Cluster
 from shoal.spec.plan import Plan
 from shoal.training.host import completed, measured_host, probed_host, this_host
-from shoal.training.prepare import prepare_run
+from shoal.training.prepare import Asked, prepare_run
 from tests.support.jobs import linear
 
 
@@ -74,7 +74,8 @@ def test_a_run_is_predicted_by_the_rates_of_the_file_and_keeps_them(elsewhere: P
         device = replace(read_device("cpu-host"), matmul_flops_per_s=flops_per_s)
         cluster = replace(this_host(), devices={node.device: device}, inside=read_link("loopback"))
         write_toml(elsewhere / name, cluster)
-        folder = prepare_run(linear(), Plan(), file=None, runs=elsewhere, name=None, cluster=elsewhere / name, say=fail)
+        asked = Asked(file=None, runs=elsewhere, cluster=elsewhere / name)
+        folder = prepare_run(linear(), Plan(), asked, say=fail)
         assert read_toml(Cluster, folder.cluster_toml) == cluster
         predicted = read_toml(Plan, folder.plan_toml).predicted
         assert predicted is not None

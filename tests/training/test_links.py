@@ -1,24 +1,38 @@
 """Which links a run goes by: those that the cluster's file names, or what is measured."""
 
+import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
+from shoal.cli.probe_slurm import build
+from shoal.comm.calls import CALLS
 from shoal.comm.pairs import Links
+from shoal.comm.rank import ALONE
+from shoal.core.errors import PeerLost
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
+from shoal.launch.slurm.nodes import NodeKind
 from shoal.spec.cluster import Cluster, Node
+from shoal.spec.communication import Communication
 from shoal.spec.device import Link
+from shoal.spec.plan import Mesh
 from shoal.training import links as links_module
-from shoal.training.links import known_links, links_of
+from shoal.training.links import Place, hosts_of, known_links, located
+
+TIMEOUT_S = 60.0
+"""More than a test waits: it fails if it has to."""
 
 BETWEEN = Link(source="the site's own page", bytes_per_s=12.5e9, latency_s=2e-6)
+INSIDE = Link(source="shoal probe", bytes_per_s=1e9, latency_s=1e-4)
+MEASURED = Links(between=Link(source="measured", bytes_per_s=1e9, latency_s=1e-5))
 
 
 def folder_with(path: Path, between: Link | None) -> RunFolder:
     folder = RunFolder(path)
+    path.mkdir(exist_ok=True)
     write_toml(
         folder.cluster_toml,
         Cluster(nodes=(Node(host="n1", device="cpu", devices=0, cores=2, memory_bytes=1 << 30),), between=between),
@@ -28,19 +42,70 @@ def folder_with(path: Path, between: Link | None) -> RunFolder:
 
 def test_links_that_the_file_names_are_known(tmp_path: Path) -> None:
     assert known_links(folder_with(tmp_path, BETWEEN)) == Links(between=BETWEEN)
-    assert known_links(RunFolder(tmp_path / "nothing there")) is None
+    assert known_links(RunFolder(tmp_path / "nothing there")) == Links()
 
 
 def test_a_file_without_a_link_between_hosts_leaves_it_to_measuring(tmp_path: Path) -> None:
-    assert known_links(folder_with(tmp_path, None)) is None
+    assert known_links(folder_with(tmp_path, None)) == Links()
 
 
-@pytest.mark.parametrize(("hosts", "is_measured"), [(["a", "b"], False), (["a", "a"], True)])
-def test_known_links_are_not_measured_and_say_nothing_about_one_host(
-    monkeypatch: pytest.MonkeyPatch, hosts: list[str], is_measured: bool
+def test_a_link_that_was_guessed_is_measured(tmp_path: Path) -> None:
+    kind = NodeKind("n1", 64, 1 << 38, "", 0, 4)
+    guessed = build([kind])[0].between
+    assert guessed is not None
+    assert known_links(folder_with(tmp_path / "guessed", guessed)) == Links()
+    named = build([kind], link="ethernet-10")[0].between
+    assert known_links(folder_with(tmp_path / "named", named)) == Links(between=named)
+
+
+def test_who_waits_for_the_others_hosts_hears_that_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CALLS, "lost", "worker 1 (n2) has been silent for 15.0 s.")
+    with pytest.raises(PeerLost, match=r"worker 1 \(n2\)"):
+        hosts_of(dataclasses.replace(ALONE, workers=2), HashStore(), timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "known", "seconds"),
+    [
+        ("aabb", Links(between=BETWEEN), None),
+        ("aabb", Links(inside=INSIDE), 1.0),
+        ("aaaa", Links(inside=INSIDE), None),
+        ("aaaa", Links(between=BETWEEN), 0.1),
+    ],
+)
+def test_what_the_file_does_not_say_of_these_hosts_is_measured(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, known: Links, seconds: float | None
 ) -> None:
-    measured = Links(inside=BETWEEN)
-    monkeypatch.setattr(links_module, "measure_links", lambda *_, **__: measured)
-    wire = cast(Any, SimpleNamespace(hosts=hosts))
-    found = links_of(wire, Links(between=BETWEEN))
-    assert (found is measured) == is_measured
+    asked: list[float] = []
+
+    def measure(_: Place, __: list[str], *, seconds: float) -> Links:
+        asked.append(seconds)
+        return MEASURED
+
+    monkeypatch.setattr(links_module, "_measured", measure)
+    monkeypatch.setattr(links_module, "hosts_of", lambda *_, **__: list(hosts))
+    monkeypatch.setattr(links_module, "tell_all", lambda value: value)
+    place = Place(rank=ALONE, store=HashStore(), device=torch.device("cpu"), known=known)
+    found = located(place, timeout_s=TIMEOUT_S)
+    assert asked == ([] if seconds is None else [seconds])
+    assert found.links == (known if seconds is None else MEASURED)
+    assert found.per_host == hosts.count("a")
+
+
+def test_what_a_generation_has_measured_the_next_need_not(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, BETWEEN)
+    assert known_links(folder, is_first=False) == Links(between=BETWEEN)
+    write_toml(
+        folder.communication_toml,
+        Communication(way="ring", why="", bucket_bytes=1, inside=INSIDE, between=MEASURED.between),
+    )
+    assert known_links(folder, is_first=False) == Links(inside=INSIDE, between=MEASURED.between)
+    assert known_links(folder) == Links(between=BETWEEN)
+
+
+def test_gradients_travel_between_hosts_unless_all_who_exchange_them_are_on_one() -> None:
+    links = Links(inside=INSIDE, between=BETWEEN)
+    place = Place(rank=ALONE, store=None, device=torch.device("cpu"), hosts=("a", "a", "b", "b"), links=links)
+    assert place.link_of(Mesh(replicate=4)) == BETWEEN
+    assert place.link_of(Mesh(shard=2, pipeline=2)) == INSIDE
+    assert place.link_of(Mesh(shard=2, tensor=2)) == BETWEEN

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.spec.plan import Batch, Mesh, Plan
-from shoal.training.resized import fitting, resized
+from shoal.training.resized import fitting, fitting_at_last, resized
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,31 @@ def test_unequal_shares_stay_with_their_workers() -> None:
     plan = Plan(mesh=Mesh(replicate=4), batch=Batch(shares=(0.4, 0.3, 0.2, 0.1)))
     assert resized(plan, [0, 2, 3]).shares == pytest.approx((4 / 7, 2 / 7, 1 / 7))
     assert resized(Plan(mesh=Mesh(replicate=4)), [1, 3]).shares == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers", "expected"),
+    [
+        (Mesh(pipeline=2), 1, Mesh()),
+        (Mesh(tensor=4), 3, Mesh(tensor=2)),
+        (Mesh(pipeline=4), 3, Mesh(pipeline=2)),
+        (Mesh(pipeline=2, tensor=2), 3, Mesh(tensor=2)),
+        (Mesh(pipeline=2, tensor=2), 1, Mesh()),
+        (Mesh(pipeline=3, replicate=2), 2, Mesh(replicate=2)),
+        (Mesh(pipeline=2, shard=2), 1, Mesh()),
+    ],
+)
+def test_where_too_few_are_left_for_a_whole_model_its_axes_shrink(mesh: Mesh, workers: int, expected: Mesh) -> None:
+    plan = Plan(mesh=mesh, zero=3 if mesh.shard > 1 else 0, batch=Batch(micro_batch=2))
+    assert fitting(plan, workers) == 0
+    count = fitting_at_last(plan, workers)
+    assert count == expected.workers
+    assert resized(plan, range(count)).mesh == expected
+
+
+def test_what_belongs_to_an_axis_goes_with_it() -> None:
+    pieces = Plan(mesh=Mesh(pipeline=4), schedule="interleaved", chunks=2, stages=tuple("bcdefgh"))
+    half, one = resized(pieces, [0, 3]), resized(pieces, [0])
+    assert (half.schedule, half.chunks, half.stages) == ("interleaved", 2, ("c", "e", "g"))
+    assert (one.schedule, one.chunks, one.stages) == ("1f1b", 1, ())
+    assert not resized(Plan(mesh=Mesh(tensor=2), sequence=True), [1]).sequence

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from shoal.cli.main import main
 from shoal.core.events import EventReader
 from shoal.core.run_folder import RunFolder
-from shoal.fault.inject import environment, fail_at
+from shoal.fault.checkpoint.manifest import committed
+from shoal.fault.inject import environment, fail_at, slow
 from tests.support.files import job_file
+from tests.support.waiting import wait_until
 
 
 def shoal(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -35,7 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = str(job_file(folder))
     settings = ("--checkpoint-every", "2")
     assert shoal(folder, "train", file, "--workers", "1", "--name", "whole", *settings).returncode == 0
-    killed = environment([fail_at(1, 4, point="checkpoint: writing")])
+    # In the third checkpoint: the first is committed by then, for at most one more is on its way.
+    killed = environment([fail_at(1, 6, point="checkpoint: writing")])
     died = shoal(folder, "train", file, "--workers", "2", "--on-loss", "stop", *settings, **killed)
     assert died.returncode == 1, died.stderr
     assert "worker 1" in died.stderr
@@ -43,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = shoal(folder, "train", file, "--workers", "3", "--resume", *settings, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-    assert "Going on after step 2" in done.stderr
+    assert "Going on after step 2" in done.stderr or "Going on after step 4" in done.stderr
     return folder / "runs"
 
 
@@ -61,6 +65,37 @@ def test_the_events_of_the_attempt_before_are_kept_apart(runs: Path) -> None:
     now = EventReader(RunFolder(runs / "tiny-1").events_of(0)).poll()
     assert [event["kind"] for event in now].count("start") == 1
     assert not any(event["kind"] == "error" for event in now)
+
+
+@pytest.fixture(scope="module")
+def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run that is being trained: it stands after a checkpoint."""
+    folder = tmp_path_factory.mktemp("going")
+    file = str(job_file(folder))
+    stands = environment([slow(0, 4, seconds=600)])
+    command = [sys.executable, "-m", "shoal", "train", file, "--workers", "2", "--checkpoint-every", "2"]
+    with subprocess.Popen(command, cwd=folder, env={**os.environ, **stands}, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: bool(committed(folder / "runs" / "tiny-1" / "checkpoints")), seconds=120)
+            yield folder
+        finally:
+            process.kill()
+
+
+def test_a_run_that_is_being_trained_is_not_taken_over(going: Path) -> None:
+    run = RunFolder(going / "runs" / "tiny-1")
+    refused = shoal(going, "train", "tiny.py", "--resume", "runs/tiny-1")
+    assert refused.returncode == 2
+    assert f"tiny-1 is being trained, by process {json.loads(run.lock.read_text())['process']} on" in refused.stderr
+    assert not list(run.events.glob("attempt-*"))
+    assert EventReader(run.events_of(0)).poll()[0]["kind"] == "start"
+
+
+def test_without_a_name_it_is_passed_over(going: Path) -> None:
+    done = shoal(going, "train", "tiny.py", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(going / "runs" / "tiny-2").read_result()["status"] == "done"
+    assert RunFolder(going / "runs" / "tiny-1").read_result()["status"] == "unfinished"
 
 
 def test_weights_are_exported(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,14 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from shoal.comm.rank import ALONE, Rank
+from shoal.compress.codecs import codec_named
+from shoal.compress.feedback import ErrorFeedback
 from shoal.core.run_folder import RunFolder
 from shoal.fault.checkpoint.manifest import committed
 from shoal.spec.job import Job
 from shoal.spec.plan import Checkpoints, Mesh, Plan
 from shoal.spec.sync import Sync
-from shoal.training.saved_codec import restore_codec
+from shoal.training.saved_codec import codec_wanted, restore_codec
 from tests.support.jobs import linear
 from tests.support.ranks import RankPool
 from tests.support.training import bare_folder, largest_difference, train_part
@@ -184,12 +186,32 @@ def test_what_replicas_have_not_sent_is_kept(codec: str, ranks: RankPool, tmp_pa
     assert largest_difference(found, expected) < 1e-5
 
 
+def test_auto_goes_on_with_the_codec_of_the_checkpoint_whatever_it_would_choose(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    plan = Plan(mesh=Mesh(replicate=2), sync=Sync(codec="topk"))
+    auto = dataclasses.replace(plan, sync=Sync(codec="auto"))  # on one host it would take none
+    found, expected = compare(tmp_path, plan, "tests.support.jobs:linear", ranks=ranks, then=auto)
+    assert largest_difference(found, expected) < 1e-5
+
+
 def test_what_a_codec_has_not_sent_is_handed_over_to_fewer_workers(ranks: RankPool, tmp_path: Path) -> None:
     plan = Plan(mesh=Mesh(replicate=3), sync=Sync(codec="topk"))
     fewer = dataclasses.replace(plan, mesh=Mesh(replicate=2))
     found, expected = compare(tmp_path, plan, "tests.support.jobs:linear", ranks=ranks, then=fewer)
     # Other workers choose other numbers to send: it trains alike, but not bit for bit.
     assert largest_difference(found, expected) < 0.3
+
+
+def test_auto_takes_another_codec_where_the_plan_cannot_have_that_of_the_checkpoint() -> None:
+    plan = Plan(mesh=Mesh(shard=2), zero=2, sync=Sync(codec="auto"))
+    run: Any = SimpleNamespace(feedback=ErrorFeedback(codec_named("int8")), plan=plan)
+    alike = {"codec": {"codec": "powersgd", "exchanges": 3}, "mesh": dataclasses.asdict(Mesh(replicate=2))}
+    said: list[str] = []
+    assert codec_wanted(run, {}, alike) == []
+    restore_codec(run, {}, alike, say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("What codec='powersgd' had not sent yet is dropped: this plan cannot have it")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.training.saved_random import RandomStates, set_random
+from shoal.training.saved_random import RandomStates, begin_anew, set_random
 
 CPU = torch.device("cpu")
 DRAWS: dict[str, Callable[[], object]] = {
@@ -30,6 +30,18 @@ def test_draws_go_on_alike(draw: Callable[[], object], before: int) -> None:
     expected = [draw() for _ in range(4)]
     set_random(noted.own())
     assert [draw() for _ in range(4)] == expected
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_draws_that_begin_anew_depend_on_seed_step_and_part_alone(draw: Callable[[], object]) -> None:
+    def drawn(*where: int) -> list[object]:
+        draw()
+        begin_anew(*where)
+        return [draw() for _ in range(4)]
+
+    expected = drawn(7, 3, 1)
+    assert drawn(7, 3, 1) == expected
+    assert all(drawn(*other) != expected for other in [(8, 3, 1), (7, 4, 1), (7, 3, 0)])
 
 
 def test_another_generator_of_numpys_is_noted_too() -> None:

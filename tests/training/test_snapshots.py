@@ -3,14 +3,14 @@
 import dataclasses
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.comm.rank import ALONE, Rank
 from shoal.comm.shm.kept import open_room
@@ -46,7 +46,28 @@ def adam(steps: int) -> Job:
     return linear(steps=steps, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
 
 
-JOBS = {"gpt": scheduled_gpt, "mixed": mixed, "noisy": noisy, "adam": adam}
+class Late(nn.Module):
+    """A model of which a part is used only from the fourth forward on: the optimizer has no state for it before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.later = nn.Linear(5, 1), nn.Linear(5, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of one part, or of both."""
+        self.calls: Tensor
+        self.calls += 1
+        output: Tensor = self.first(x)
+        return output + self.later(x) if self.calls > 3 else output
+
+
+def late(steps: int) -> Job:
+    """A job whose optimizer has more to keep after some steps."""
+    return linear(steps=steps, model=Late, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+
+
+JOBS = {"gpt": scheduled_gpt, "mixed": mixed, "noisy": noisy, "adam": adam, "late": late}
 PLANS = {
     "one": Plan(),
     "2 replicas": Plan(mesh=Mesh(replicate=2)),
@@ -164,14 +185,17 @@ def differing(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[st
     return [n for n in first.keys() | second.keys() if not torch.equal(first.get(n, _NONE), second.get(n, _NONE))]
 
 
-def trained(ranks: RankPool, plan: Plan, case: str, path: Path, **more: Any) -> list[Did]:
-    """Let the workers of `plan` train."""
+def trained(
+    ranks: RankPool, plan: Plan, case: str, path: Path, *, be: Callable[..., Did] = part, **more: Any
+) -> list[Did]:
+    """Let the workers of `plan` train; `be` is what each does."""
+    path.mkdir(exist_ok=True)
     plan, _ = resolve_plan(JOBS[case](STEPS), plan)
     folder = RunFolder.create(path, None, stem="run")
     write_toml(folder.plan_toml, plan)
     if plan.workers == 1:
-        return [part(ALONE, folder=folder.path, case=case, shared=path / "shared", **more)]
-    return ranks.run(part, workers=plan.workers, folder=folder.path, case=case, shared=path / "shared", **more)
+        return [be(ALONE, folder=folder.path, case=case, shared=path / "shared", **more)]
+    return ranks.run(be, workers=plan.workers, folder=folder.path, case=case, shared=path / "shared", **more)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +259,17 @@ def test_what_a_codec_has_not_sent_is_what_it_was_before_the_step_that_was_never
     expected = trained(ranks, PLANS["topk"], "adam", tmp_path / "a")
     trained(ranks, PLANS["topk"], "adam", tmp_path, last=STOPPED, fails=True)
     second = trained(ranks, PLANS["topk"], "adam", tmp_path, generation=1, holders=4)
+    assert [did.losses for did in second] == [did.losses[STOPPED:] for did in expected]
+
+
+def test_auto_goes_on_with_the_codec_of_the_workers_memory_whatever_it_would_choose(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    expected = trained(ranks, PLANS["topk"], "adam", tmp_path / "a")
+    trained(ranks, PLANS["topk"], "adam", tmp_path, last=STOPPED, fails=True)
+    auto = dataclasses.replace(PLANS["topk"], sync=Sync(codec="auto"))  # on one host it would take none
+    second = trained(ranks, auto, "adam", tmp_path, generation=1, holders=4)
     assert [did.losses for did in second] == [did.losses[STOPPED:] for did in expected]
 
 

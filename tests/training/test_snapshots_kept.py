@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.comm.rank import ALONE
+from shoal.comm.rank import ALONE, Rank
 from shoal.comm.shm.kept import Room, open_room
 from shoal.core.errors import PeerLost
 from shoal.core.events import EventLog, EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.fault.exchange import Offer, newest_covered
 from shoal.fault.snapshot import held_on_host
+from shoal.fault.snapshot_moves import Moves
 from shoal.spec.plan import Plan
+from shoal.training import snapshot_pace
 from shoal.training.opening import opened
 from shoal.training.snapshots import Keeping
 from tests.support.jobs import linear
 from tests.support.ranks import RankPool
-from tests.training.test_snapshots import PLANS, STEPS, STOPPED, trained
+from tests.training.test_snapshots import PLANS, STEPS, STOPPED, Did, differing, part, trained
 
 
 def test_in_the_middle_of_an_update_nothing_is_held(tmp_path: Path) -> None:
@@ -55,6 +57,51 @@ def test_without_memory_for_snapshots_that_is_said_and_training_goes_on(
     said = capsys.readouterr().err
     assert said.count("No snapshots are kept: worker 0 has no room") == 1
     assert "from the last checkpoint" in said
+
+
+def test_state_that_an_optimizer_has_only_later_is_kept_too(tmp_path: Path) -> None:
+    whole, *_ = trained(RankPool(), Plan(), "late", tmp_path / "a")
+    (first,) = trained(RankPool(), Plan(), "late", tmp_path, last=5, every=1)
+    (second,) = trained(RankPool(), Plan(), "late", tmp_path, generation=1)
+    assert second.began == 5
+    assert "optimizer/exp_avg/later.weight" in {name.partition("@")[0] for name in second.first}
+    assert differing([first.last], [second.first]) == []
+    assert first.losses + second.losses == whole.losses
+
+
+def broken(*_: Any) -> int:
+    raise RuntimeError("the memory is broken")
+
+
+def test_copies_that_fail_end_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Moves, "make", broken)
+    (did,) = trained(RankPool(), Plan(), "adam", tmp_path)
+    assert len(did.losses) == STEPS
+    said = capsys.readouterr().err
+    assert said.count("Worker 0 keeps no snapshots any more (the memory is broken). If a worker dies, training") == 1
+    assert held_on_host(open_room("test", shared=tmp_path / "shared" / "host-0")) == []
+
+
+def breaking(rank: Rank, **more: Any) -> Did:
+    """Be one worker, of which the second cannot copy. Runs in the pool."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot_pace, "_FIRST", 4)
+        if rank.index == 1:
+            patch.setattr(Moves, "make", broken)
+        return part(rank, **more)
+
+
+@pytest.mark.parametrize("plan", ["ZeRO-2", "2 replicas"])
+def test_where_one_worker_keeps_no_copies_any_more_the_others_go_on_and_keep_none_either(
+    plan: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    expected = trained(ranks, PLANS[plan], "adam", tmp_path / "a")
+    found = trained(ranks, PLANS[plan], "adam", tmp_path, be=breaking, every=1)
+    assert [did.losses for did in found] == [did.losses for did in expected]
+    events = EventReader(tmp_path / "run-1" / "events" / "rank-0.jsonl").poll()
+    assert not [event for event in events if event["kind"] == "snapshot"], "nothing was agreed on"
 
 
 def test_where_memory_covers_nothing_the_run_begins_as_it_would_without(ranks: RankPool, tmp_path: Path) -> None:

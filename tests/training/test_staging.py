@@ -1,24 +1,30 @@
 """Staging at the start of a job: the same training wherever the pack is read, and the space given back at the end."""
 
 import tempfile
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from shoal.cli.main import main
+from shoal.comm.calls import CALLS
 from shoal.comm.rank import ALONE, Rank
 from shoal.comm.store import host_store
-from shoal.core.errors import ConfigError, PlanError
+from shoal.core.errors import ConfigError, PeerLost, PlanError
 from shoal.core.events import EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.data.order import Order
 from shoal.data.pack.reader import Pack
 from shoal.data.stage.agent import ask_agent
 from shoal.data.stage.copies import Desk, read_plan
+from shoal.data.stage.fetch import Fetcher
 from shoal.data.stage.staging import stage
 from shoal.data.view import View
 from shoal.spec.job import Job
@@ -106,7 +112,7 @@ def alone(job: Job, plan: Plan) -> Any:
 
 
 def test_the_first_batch_does_not_wait_for_parts_that_it_does_not_read(rows: Path, tmp_path: Path) -> None:
-    job = Job(**{**vars(regression(path=str(rows))), "shuffle": False})
+    job = replace(regression(path=str(rows)), shuffle=False)
     with late_parts(tmp_path / "waited"), alone(job, Plan(staging=str(tmp_path / "fast"))) as staged:
         assert isinstance(staged.job.data, View)
         np.testing.assert_array_equal(staged.job.data[0]["x"], job.data[0]["x"])
@@ -115,6 +121,26 @@ def test_the_first_batch_does_not_wait_for_parts_that_it_does_not_read(rows: Pat
         assert staged.job.data.pack.path == copy
         assert staged.decisions[1].path == str(copy)  # eval_data is the same pack: there is one copy
     assert not copy.exists()
+
+
+@contextmanager
+def nothing_comes() -> Iterator[None]:
+    """Have no part fetched, as where the source hangs."""
+
+    def hang(fetcher: Fetcher, part: int) -> None:
+        fetcher.ended.wait(60)
+
+    with mock.patch.object(Fetcher, "_fetch_part", hang):
+        yield
+
+
+def test_a_job_whose_staging_stands_still_for_the_plans_timeout_reads_in_place(rows: Path, tmp_path: Path) -> None:
+    job = replace(regression(path=str(rows)), shuffle=False)
+    plan = Plan(staging=str(tmp_path / "fast"), timeout_s=0.1)
+    with nothing_comes(), alone(job, plan) as staged:
+        with pytest.warns(RuntimeWarning, match=r"no byte has arrived for 0.1 s. What is missing is read in place"):
+            found = staged.job.data[0]
+        assert found["x"].tolist() == job.data[0]["x"].tolist()
 
 
 def test_parts_come_in_the_order_in_which_the_first_epoch_reads_them(rows: Path, tmp_path: Path) -> None:
@@ -133,7 +159,7 @@ def test_views_of_tokens_give_the_same_from_a_copy_whose_parts_are_coming(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     view = View(tokens_pack(tmp_path / "tokens.pack", 40), **options)
-    job = Job(**{**vars(regression_of(view)), "steps": 3})
+    job = replace(regression_of(view), steps=3)
     with late_parts(tmp_path / "waited"), alone(job, Plan(staging=str(tmp_path / "fast"))) as staged:
         copy = Path(staged.decisions[0].path)
         assert list((copy / "parts").iterdir()) == []
@@ -196,7 +222,7 @@ def test_a_copy_that_the_job_staged_by_itself_is_not_copied_again(rows: Path, tm
 def test_nodes_of_a_run_read_the_source_once_and_each_has_its_own_parts_first(rows: Path, tmp_path: Path) -> None:
     """Two nodes of one worker each, in this process: each has a host name of its own."""
     store, port = host_store(host="127.0.0.1", timeout_s=TIMEOUT_S)
-    job = Job(**{**vars(regression(path=str(rows), block_rows=4)), "eval_data": None})
+    job = replace(regression(path=str(rows), block_rows=4), eval_data=None)
     plan = Plan(mesh=Mesh(replicate=2), staging=str(tmp_path / "fast"))
     with ExitStack() as opened:
         monkey = opened.enter_context(pytest.MonkeyPatch.context())
@@ -216,6 +242,16 @@ def test_nodes_of_a_run_read_the_source_once_and_each_has_its_own_parts_first(ro
         read = [node["read_bytes"] for node in ask_agent(copies[0]) or []]
         assert read == [Pack(rows).manifest.num_bytes, 0]
     assert list((tmp_path / "fast").iterdir()) == []
+
+
+def test_who_waits_for_the_first_worker_of_its_node_hears_that_somebody_is_lost(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(1, 2, 1, 2, "127.0.0.1", 0, store_is_hosted=True)
+    monkeypatch.setattr(CALLS, "lost", "worker 0 (n1) has been silent for 15.0 s.")
+    staging = staged_job(regression(path=str(rows)), Plan(mesh=Mesh(replicate=2)), rank=rank, store=HashStore())
+    with pytest.raises(PeerLost, match=r"worker 0 \(n1\)"), staging:
+        pass
 
 
 @pytest.mark.parametrize(

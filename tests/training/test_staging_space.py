@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def failing(*, path: str, fast: str) -> Job:
             raise RuntimeError("as told")
         return output.square().mean()
 
-    return Job(**{**vars(regression(path=path)), "loss": fails, "eval_data": None})
+    return replace(regression(path=path), loss=fails, eval_data=None)
 
 
 def test_space_is_given_back_after_an_exception_in_the_model(rows: Path, tmp_path: Path) -> None:
@@ -51,6 +52,7 @@ def test_space_is_given_back_after_an_exception_in_the_model(rows: Path, tmp_pat
 
 
 PACKED = """
+from dataclasses import replace
 from pathlib import Path
 fields['data'] = str(Path(__file__).with_name('rows.pack'))
 fields['inputs'] = lambda batch: batch['x']

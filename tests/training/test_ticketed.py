@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
+from shoal.data.loading.patience import Patience
 from shoal.data.steps import Part, StepLoader
 from shoal.spec.parts import cut
 from shoal.spec.plan import Batch, Mesh, Plan
@@ -25,7 +26,7 @@ def loader() -> PartLoader:
     def open_one(index: int) -> StepLoader:
         return open_loader(linear(steps=STEPS), PLAN, index=index, first_step=1, device=CPU)
 
-    return PartLoader(open_one, timeout_s=10)
+    return PartLoader(open_one)
 
 
 @dataclass
@@ -114,13 +115,15 @@ def test_one_part_is_taken_ahead() -> None:
 
 
 def test_a_part_that_does_not_come_is_said() -> None:
-    slow = PartLoader(lambda _: _Never(), timeout_s=0.05)  # type: ignore[arg-type, return-value]
+    slow = PartLoader(lambda _: _Never())  # type: ignore[arg-type, return-value]
     with pytest.raises(DataError, match=r"part 1 of step 3 has not come for 0.05 s"):
         slow.start(3, 1)()
     slow.close()
 
 
 class _Never:
+    patience = Patience(0.05)
+
     def new_slot(self) -> None:
         return None
 

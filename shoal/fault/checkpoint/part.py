@@ -2,11 +2,10 @@
 
     worker-N.safetensors, worker-N.json, and of worker 0 common.json
 
-Files are written piece by piece. Between two pieces `tick` is called: it raises if nobody wants the rest.
+Files are written piece by piece. Before each piece and each file `tick` is called: it raises if nobody wants the rest.
 """
 
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from shoal.core.errors import CheckpointError
 from shoal.core.files import write_whole
 from shoal.fault.checkpoint.direct import write_directly
 from shoal.fault.checkpoint.manifest import checksum, sync_folder
+from shoal.native.crc32 import crc32
 
 _PIECE_BYTES = 4 << 20
 
@@ -31,9 +31,11 @@ def tensor_file(worker: int) -> str:
 
 def write_part(path: Path, name: str, memory: Tensor, texts: Mapping[str, str], *, tick: Callable[[], None]) -> Files:
     """Write `memory` as the file `name`, and `texts` by their names, onto the disk; return what was written."""
+    tick()
     path.mkdir(parents=True, exist_ok=True)
     files: Files = {name: {"bytes": memory.numel(), "crc32": write_directly(path / name, memory, tick)}}
     for text_name, text in texts.items():
+        tick()
         write_whole(path / text_name, text)
         files[text_name] = {"bytes": len(text.encode()), "crc32": checksum(text.encode())}
     sync_folder(path)
@@ -42,8 +44,10 @@ def write_part(path: Path, name: str, memory: Tensor, texts: Mapping[str, str], 
 
 def copy_part(source: Path, path: Path, files: Files, *, tick: Callable[[], None]) -> None:
     """Copy `files` from the folder `source` to `path`, onto the disk, if they are as they were written."""
+    tick()
     path.mkdir(parents=True, exist_ok=True)
     for name, expected in files.items():
+        tick()
         num_bytes, crc = _copy(source / name, path / name, tick)
         if (num_bytes, crc) != (expected["bytes"], expected["crc32"]):
             raise CheckpointError(f"{source / name} is not what was written there: it is truncated or damaged.")
@@ -59,6 +63,6 @@ def _copy(source: Path, path: Path, tick: Callable[[], None]) -> tuple[int, str]
             rest = memoryview(piece)
             while rest:
                 rest = rest[target.write(rest) :]
-            num_bytes, crc = num_bytes + len(piece), zlib.crc32(piece, crc)
+            num_bytes, crc = num_bytes + len(piece), crc32(piece, crc)
         os.fsync(target.fileno())
     return num_bytes, f"{crc:08x}"

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from shoal.comm.told import told
 from shoal.core.errors import CheckpointError, ShoalError
 from shoal.fault.checkpoint.file_format import DTYPES, Entry, read_tensor
 from shoal.fault.checkpoint.manifest import COMMON, committed, find_damage, read_manifest, step_of
-from shoal.fault.checkpoint.told import told
 from shoal.fault.shards import Found
 
 

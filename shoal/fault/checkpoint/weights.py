@@ -1,41 +1,66 @@
-"""Weights in Hugging Face's layout: written from a checkpoint, and read as where a model begins.
-
-1. Up to `part_bytes`: one model.safetensors. Beyond: model-00001-of-00003.safetensors ..., and an index that says which
-   tensor is in which file.
-2. The names are those of the model's state_dict. Buffers that are no part of that are left out; a tied weight is there
-   once, under the first of its names, as Hugging Face has it.
-3. Where the model has a config of its own, as those of transformers do, it is written beside: `from_pretrained` reads
-   the folder.
-"""
+"""Weights that leave a run, in the formats that others read (formats.py), and weights that a model begins with."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import CheckpointError, ConfigError
-from shoal.core.files import write_whole
+from shoal.core.errors import CheckpointError, ConfigError, did_you_mean
+from shoal.core.files import whole_folder
 from shoal.core.run_folder import RunFolder
-from shoal.fault.checkpoint.file_format import Entry, lay_out, read_entries, read_tensor, view_of
+from shoal.core.units import format_bytes
+from shoal.fault.checkpoint.file_format import Entry, read_entries, read_tensor
+from shoal.fault.checkpoint.formats import FORMATS, INDEX, ONE, PART_BYTES, Weights, remove_others
 from shoal.fault.checkpoint.manifest import committed
-from shoal.fault.checkpoint.reader import Checkpoint, read_whole
+from shoal.fault.checkpoint.reader import Checkpoint
 from shoal.fault.shards import Found
 
-PART_BYTES = 5 * 10**9
-"""As Hugging Face cuts."""
-_INDEX = "model.safetensors.index.json"
-_ONE = "model.safetensors"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def export(run: str | Path, target: str | Path, *, step: int | None = None, part_bytes: int = PART_BYTES) -> int:
+def export(
+    run: str | Path,
+    target: str | Path,
+    *,
+    step: int | None = None,
+    to: str | None = None,
+    dtype: str | None = None,
+    tokenizer: str | Path | None = None,
+    part_bytes: int = PART_BYTES,
+) -> int:
     """Write the weights of a checkpoint of the run in the folder `run` into the folder `target`; return its step.
 
-    Without a `step`, it is the latest checkpoint without damage.
+    `to`: "hf", a folder for `from_pretrained`; "safetensors"; or "torch", a model.pt. Without it, "hf" where the model
+    is one of transformers, else "safetensors". Without a `step`, it is the latest checkpoint without damage; without a
+    `dtype` ("fp32", "bf16", "fp16"), numbers are as they were trained. `tokenizer`: the folder of the one to put beside
+    the model. Files have up to `part_bytes`. `target` has all of it in the end,
+    or nothing.
     """
     checkpoint, target = _find(RunFolder(Path(run)).checkpoints, step), Path(target)
+    weights = _weights(checkpoint, dtype, Path(tokenizer) if tokenizer is not None else None, part_bytes)
+    to = to or ("hf" if weights.config else "safetensors")
+    if to not in FORMATS:
+        raise ConfigError(f"there is no format {to!r}.{did_you_mean(to, list(FORMATS))}")
+    if tokenizer is not None and to != "hf":
+        raise ConfigError(f"a tokenizer goes beside a model of transformers, not into {to!r}. Write to 'hf'.")
+    try:
+        with whole_folder(Path(os.path.abspath(target))) as folder:  # noqa: PTH100  # resolve() would follow links
+            _need_room(folder, weights, target)
+            FORMATS[to](folder, weights)
+            names = {path.name for path in folder.iterdir()}
+        remove_others(target, names)
+    except OSError as error:
+        raise ConfigError(f"the weights cannot be written to {target}: {error.strerror or error}.") from None
+    return checkpoint.step
+
+
+def _weights(checkpoint: Checkpoint, dtype: str | None, tokenizer: Path | None, part_bytes: int) -> Weights:
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"there is no dtype {dtype!r}.{did_you_mean(dtype, list(DTYPES))}")
     alike = checkpoint.alike()
     derived = {f"buffer/{name}" for name in alike["derived_buffers"]}
     held = {
@@ -43,14 +68,24 @@ def export(run: str | Path, target: str | Path, *, step: int | None = None, part
         for full, found in checkpoint.found.items()
         if full.startswith(("model/", "buffer/")) and full not in derived
     }
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        _write(target, held, part_bytes)
-        if alike["config"]:
-            write_whole(target / "config.json", alike["config"])
-    except OSError as error:
-        raise ConfigError(f"the weights cannot be written to {target}: {error.strerror or error}.") from None
-    return checkpoint.step
+    return Weights(
+        held,
+        tied={name: first for name, first in alike.get("tied", {}).items() if first in held},
+        dtype=DTYPES[dtype] if dtype else None,
+        config=json.loads(alike["config"]) if alike["config"] else None,
+        generation=json.loads(alike["generation_config"]) if alike.get("generation_config") else None,
+        model_class=alike.get("class", ""),
+        tokenizer=tokenizer,
+        part_bytes=part_bytes,
+    )
+
+
+def _need_room(folder: Path, weights: Weights, target: Path) -> None:
+    needed, free = weights.num_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"the weights take {format_bytes(needed)}, and there are {format_bytes(free)} left where {target} is to be."
+        )
 
 
 def _find(checkpoints: Path, step: int | None) -> Checkpoint:
@@ -68,37 +103,6 @@ def _find(checkpoints: Path, step: int | None) -> Checkpoint:
         raise CheckpointError(damages[0])
     which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     raise ConfigError(f"there is {which} in {checkpoints}. Train with checkpoints: --checkpoint-every STEPS")
-
-
-def _write(target: Path, held: dict[str, Found], part_bytes: int) -> None:
-    parts: list[dict[str, Found]] = [{}]
-    size = total = 0
-    for name, found in held.items():
-        num_bytes = found.dtype.itemsize * int(torch.Size(found.shape).numel())
-        if parts[-1] and size + num_bytes > part_bytes:
-            parts.append({})
-            size = 0
-        parts[-1][name] = found
-        size, total = size + num_bytes, total + num_bytes
-    files = [_ONE] if len(parts) == 1 else [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in _from_1(parts)]
-    for file, part in zip(files, parts, strict=True):
-        _write_part(target / file, part)
-    if len(parts) > 1:
-        where = {name: file for file, part in zip(files, parts, strict=True) for name in part}
-        write_whole(target / _INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2))
-
-
-def _from_1(parts: list[Any]) -> range:
-    return range(1, len(parts) + 1)
-
-
-def _write_part(path: Path, part: dict[str, Found]) -> None:
-    layout = lay_out({name: (found.dtype, found.shape) for name, found in part.items()}, {"format": "pt"})
-    memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
-    memory[: len(layout.header)].copy_(torch.frombuffer(bytearray(layout.header), dtype=torch.uint8))
-    for name, found in part.items():
-        view_of(memory, layout.entries[name]).copy_(read_whole(found))
-    write_whole(path, memory.numpy().data)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,9 @@ class _Whole:
 def read_weights(where: str | Path) -> tuple[dict[str, Found], str]:
     """Return the tensors of a folder or file of safetensors, as "model/NAME", and what to call it in errors."""
     path = Path(where)
-    index = path / _INDEX
+    index = path / INDEX
     try:
-        files = [path] if path.is_file() else [path / _ONE]
+        files = [path] if path.is_file() else [path / ONE]
         if index.is_file():
             names = set(json.loads(index.read_text())["weight_map"].values())
             if any(Path(name).name != name for name in names):

@@ -179,10 +179,11 @@ class Checkpointer:
         self._preparing = threading.Thread(target=self._memory.touch, name="memory for checkpoints", daemon=True)
         self._preparing.start()
 
-    def close(self, *, wait_s: float) -> list[Written]:
+    def close(self, *, wait_s: float, give_up_s: float = _GIVE_UP_S) -> list[Written]:
         """Wait `wait_s` at most for the checkpoints under way, not any longer if a worker is lost; give up the rest.
 
-        Returns how those ended that have. No file is written any more then.
+        Returns how those ended that have. No file is written any more then, unless a disk holds a thread for longer
+        than `give_up_s`.
         """
         end_s = time.monotonic() + wait_s
         with contextlib.suppress(PeerLost):  # its part does not come any more
@@ -190,7 +191,7 @@ class Checkpointer:
         found = self.ended()
         self._is_given_up = True
         for one in self._under_way:
-            one.thread.join(_GIVE_UP_S)
+            one.thread.join(give_up_s)
         if self._local is not None:
             remove_empty(self._local)
         return found
