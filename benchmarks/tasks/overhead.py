@@ -1,8 +1,9 @@
 """What a task costs beside its work: 10,000 no-ops by warm local workers: `python benchmarks/tasks/overhead.py`.
 
-1. Peers: concurrent.futures with its default chunksize (1) and with a good one (an eighth of a worker's share), joblib
-   with its automatic batches, Dask (distributed, processes) and Ray; those that this Python has. None is needed: any
-   Python that has them will do, with PYTHONPATH at the repository, since these parts of shoal need nothing else.
+1. Peers: concurrent.futures with its default chunksize (1), with one of 100, and with the best there is for tasks that
+   do nothing: a worker's whole share; joblib with its automatic batches, Dask (distributed, processes) and Ray; those
+   that this Python has. None is needed: any Python that has them will do, with PYTHONPATH at the repository, since
+   these parts of shoal need nothing else.
 2. Each starts its workers and runs 1,000 tasks before anything is counted. Then all run the 10,000 in turns, in an
    order that is turned round every time; a figure is the median over rounds.
 3. The bar: shoal's cost is the least. Exit 1 where it is not.
@@ -11,6 +12,7 @@
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -18,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -41,17 +43,10 @@ def shoal(workers: int) -> Iterator[Run]:
 
 
 @contextmanager
-def futures(workers: int) -> Iterator[Run]:
-    """Give concurrent.futures as it comes."""
+def futures(workers: int, *, chunk: int | None = 1) -> Iterator[Run]:
+    """Give concurrent.futures, with a chunksize; None: as many as each worker gets in all."""
     with concurrent.futures.ProcessPoolExecutor(workers) as executor:
-        yield lambda items: list(executor.map(noop, items))
-
-
-@contextmanager
-def futures_chunked(workers: int) -> Iterator[Run]:
-    """Give concurrent.futures with a chunksize that somebody has thought about."""
-    with concurrent.futures.ProcessPoolExecutor(workers) as executor:
-        yield lambda items: list(executor.map(noop, items, chunksize=max(1, len(items) // workers // 8)))
+        yield lambda items: list(executor.map(noop, items, chunksize=chunk or -(-len(items) // workers)))
 
 
 @contextmanager
@@ -86,10 +81,11 @@ def ray(workers: int) -> Iterator[Run]:
         it.shutdown()
 
 
-PEERS = {
+PEERS: dict[str, tuple[str, Callable[[int], AbstractContextManager[Run]]]] = {
     "shoal": ("shoal", shoal),
     "concurrent.futures": ("concurrent", futures),
-    "concurrent.futures, chunks": ("concurrent", futures_chunked),
+    "concurrent.futures, 100s": ("concurrent", functools.partial(futures, chunk=100)),
+    "concurrent.futures, shares": ("concurrent", functools.partial(futures, chunk=None)),
     "joblib": ("joblib", joblib),
     "Dask": ("distributed", dask),
     "Ray": ("ray", ray),

@@ -12,7 +12,7 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder, such as runs/train-1")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli import bench_loaders, flags
+from shoal.cli import bench_engines, bench_loaders, flags
 from shoal.core.errors import ConfigError
 from shoal.core.host import memory_bytes
 from shoal.core.units import format_bytes, format_seconds, parse_bytes
@@ -26,11 +26,25 @@ example:
   shoal bench start runs/gpt-1                  how long the instant verbs take
   shoal bench collectives                       every all-reduce beside Gloo's, MPI's, and what was predicted
   shoal bench collectives --workers 2 --sizes 4KB,1MB,64MB --seconds 20 --plot collectives.svg
+  shoal bench engines examples/gpt.py           ZeRO as shoal runs it beside ZeRO by DeepSpeed
   shoal bench loaders --data photos.pack        shoal beside torch's DataLoader, FFCV, DALI and others
 """
 
 _SIZES = "4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB"
 _MOST_WORKERS = 64
+
+_STEP_EXAMPLE = """\
+example:
+  shoal bench step examples/gpt.py                     with one worker beside a bare loop, with two beside bare DDP
+  shoal bench step examples/gpt.py --workers 4 --rounds 40
+
+The two sides take turns in the same processes; what is printed is how much longer a step takes through shoal.
+"""
+
+_START_EXAMPLE = """\
+example:
+  shoal bench start runs/gpt-1                         --help, a wrong config, and shoal report of this run
+"""
 
 _COLLECTIVES_EXAMPLE = """\
 example:
@@ -46,13 +60,17 @@ that is measured first; workers that send at the same time share it.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    step = _add_kind(kinds, "step", "A step through shoal beside a bare PyTorch loop and beside bare DDP.", EXAMPLE)
-    step.add_argument("path", type=Path, metavar="JOB", help="a job file")
+    step = _add_kind(
+        kinds, "step", "A step through shoal beside a bare PyTorch loop and beside bare DDP.", _STEP_EXAMPLE
+    )
+    step.add_argument("path", type=Path, metavar="FILE", help="the Python file that defines `job`")
     step.add_argument("--workers", default="1,2", metavar="N,N", help="the numbers of workers (default: 1,2)")
-    step.add_argument("--rounds", type=int, default=61, help="how often the two sides take turns (default: 61)")
-    step.add_argument("--steps", type=int, default=1, help="how many steps a turn (default: 1)")
-    start = _add_kind(kinds, "start", "How long the instant verbs take.", EXAMPLE)
-    start.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    step.add_argument(
+        "--rounds", type=int, default=61, metavar="N", help="how often the two sides take turns (default: 61)"
+    )
+    step.add_argument("--steps", type=int, default=1, metavar="S", help="how many steps a turn (default: 1)")
+    start = _add_kind(kinds, "start", "How long the instant verbs take.", _START_EXAMPLE)
+    start.add_argument("path", type=Path, metavar="RUN", help="the run's folder, such as runs/gpt-1")
     about = "Every all-reduce beside Gloo's own, MPI's, and what was predicted."
     collectives = _add_kind(kinds, "collectives", about, _COLLECTIVES_EXAMPLE)
     collectives.add_argument("--workers", default="2,4", metavar="N,N", help="the numbers of workers (default: 2,4)")
@@ -63,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, metavar="S", help="how long to measure, about (default: 60)"
     )
     collectives.add_argument("--plot", type=Path, metavar="SVG", help="also draw measured and predicted into this file")
+    bench_engines.add_arguments(_add_kind(kinds, "engines", bench_engines.ABOUT, bench_engines.EXAMPLE))
     bench_loaders.add_arguments(_add_kind(kinds, "loaders", bench_loaders.ABOUT, bench_loaders.EXAMPLE))
 
 
@@ -70,13 +89,19 @@ def _add_kind(kinds: "_Kinds", name: str, about: str, example: str) -> argparse.
     form = argparse.RawDescriptionHelpFormatter
     kind = kinds.add_parser(name, help=about, description=about, epilog=example, formatter_class=form)
     # No default: what is not said here is what was said, or not, before the kind.
-    kind.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object on stdout")
+    kind.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=flags.JSON_HELP)
     return kind
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark and show its figures."""
-    kinds = {"step": _step, "start": _start, "collectives": _collectives, "loaders": bench_loaders.measure}
+    kinds = {
+        "step": _step,
+        "start": _start,
+        "collectives": _collectives,
+        "engines": bench_engines.measure,
+        "loaders": bench_loaders.measure,
+    }
     figures = kinds[arguments.what](arguments)
     if arguments.json:
         print(json.dumps(figures, allow_nan=False))

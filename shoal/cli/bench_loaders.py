@@ -28,8 +28,10 @@ _FILTERS = {"bilinear": False, "antialiased": True}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this kind."""
     parser.add_argument("--data", type=Path, required=True, metavar="PACK", help="a pack")
-    parser.add_argument("--column", help="which of its columns (default: images, else tokens, else the largest)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="default: 64, of rows 1,024")
+    parser.add_argument(
+        "--column", metavar="NAME", help="which of its columns (default: images, else tokens, else the largest)"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="B", help="samples a batch (default: 64, of rows 1,024)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads or workers a loader (default: 2, if there are)"
     )

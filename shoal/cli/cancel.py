@@ -20,7 +20,7 @@ _MARGIN_S = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder, such as runs/train-1")
     parser.add_argument("--now", action="store_true", help="do not wait for a checkpoint")
 
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Give the run notice, wait until its job has ended, and end it where it has not."""
     from shoal.core.run_folder import RunFolder
     from shoal.launch.slurm import commands
-    from shoal.launch.slurm.following import read_submitted
+    from shoal.launch.slurm.following import Following, read_submitted
     from shoal.launch.slurm.sbatch import CANCELLED
 
     folder = RunFolder.open(arguments.run_folder)
@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         _progress(arguments, f"job {job} has {format_seconds(submitted.notice_s)} to write a checkpoint ...")
         commands.notify(job)
         until_s = time.monotonic() + submitted.notice_s + _MARGIN_S
-        while time.monotonic() < until_s and commands.states([job])[job].state in commands.GOING:
+        following = Following(job, lambda _: None)  # asks seldom, and again where it gets no answer
+        while time.monotonic() < until_s and ((now := following.look()) is None or now.state in commands.GOING):
             time.sleep(_TICK_S)
     commands.cancel([job])
     message = folder.read_result()["message"]

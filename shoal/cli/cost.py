@@ -11,7 +11,8 @@ from shoal.cli import flags
 from shoal.core.errors import ConfigError, did_you_mean
 from shoal.core.units import parse_bytes, parse_rate, parse_seconds
 from shoal.planner.collectives.allreduce import ALLREDUCE, Algorithm
-from shoal.planner.collectives.compression import CODECS, Codec, Setting, weigh
+from shoal.planner.collectives.codecs import CODECS, Codec
+from shoal.planner.collectives.compression import Setting, weigh
 from shoal.planner.collectives.contest import allreduce_contest, broadcast_contest
 from shoal.spec.device import Link
 
@@ -54,6 +55,7 @@ _FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "--overlap": {"metavar": "TIME", "help": "computing behind which the exchange can hide (default: none)"},
     },
 }
+WHATS = tuple(_FLAGS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from shoal.core.units import format_bytes, format_seconds
 from shoal.planner.collectives.allreduce import Cost
-from shoal.planner.collectives.compression import Codec, Setting, Side, Verdict
+from shoal.planner.collectives.codecs import Codec
+from shoal.planner.collectives.compression import Setting, Side, Verdict
 from shoal.planner.collectives.contest import Contest
 from shoal.spec.device import Link
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch", type=int, metavar="M", help="samples in one forward (default: the whole batch; 1 for a config)"
     )
-    parser.add_argument("--precision", default="fp32", help=f"{' or '.join(PRECISIONS)} (autocast) (default: fp32)")
+    parser.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default) or bf16")
     parser.add_argument("--layers", action="store_true", help="also show what was traced of each layer")
     parser.add_argument("--sequence", type=int, metavar="S", help="tokens in a sample, for a config file")
 

@@ -1,6 +1,7 @@
 """Reading what flags say: an error names the flag."""
 
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,6 +9,9 @@ from shoal.core.errors import ConfigError, did_you_mean
 from shoal.core.units import parse_rate
 from shoal.planner.catalog import read_link
 from shoal.spec.device import Link
+
+JSON_HELP = "print one JSON object on stdout, and nothing else there"
+"""The help of --json, which every verb has."""
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -63,3 +67,12 @@ def above_0(flag: str, value: float) -> float:
     if not 0 < value <= _MOST:
         raise ConfigError(f"{flag} {value:g}: give a number above 0, and {_MOST:,} at most.")
     return value
+
+
+def only_with_slurm(arguments: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ConfigError if one of the flags `names`, which are about jobs on a cluster, is given without --slurm."""
+    values = {name: getattr(arguments, name) for name in names}
+    given = [name for name, value in values.items() if value is not None and value is not False and value != []]
+    if given and not arguments.slurm:
+        flag = given[0].replace("_", "-")
+        raise ConfigError(f"--{flag} is about jobs on a cluster. Give --slurm, too, or leave it out.")

@@ -11,10 +11,15 @@ from shoal.cli import (
     attach,
     bench,
     cancel,
+    completion,
     conduct,
     cost,
+    doctor,
     export,
     fit,
+    flags,
+    host,
+    log,
     nursery,
     pack,
     plan,
@@ -24,6 +29,7 @@ from shoal.cli import (
     sweep,
     train,
     verify,
+    watch,
     worker,
 )
 from shoal.cli import map as map_verb
@@ -33,10 +39,12 @@ VERBS = {
     "fit": fit,
     "plan": plan,
     "train": train,
+    "watch": watch,
     "attach": attach,
     "cancel": cancel,
     "verify": verify,
     "report": report,
+    "log": log,
     "export": export,
     "probe": probe,
     "pack": pack,
@@ -45,8 +53,11 @@ VERBS = {
     "sweep": sweep,
     "cost": cost,
     "bench": bench,
+    "doctor": doctor,
+    "completion": completion,
     "worker": worker,
     "conduct": conduct,
+    "host": host,
     "nursery": nursery,
 }
 
@@ -61,6 +72,7 @@ example:
   shoal plan examples/gpt.py --nodes 2 --device H100 --link ib-ndr       the five best plans
   shoal train examples/gpt.py --workers 2      train with two workers on this machine
   shoal verify examples/gpt.py --mesh shard=2,tensor=2     prove that a plan trains the same model
+  shoal watch runs/gpt-1                       see how it goes, from another terminal
   shoal report runs/gpt-1                      see where the time went
   shoal pack photos/ photos.pack               write a dataset so that it loads fast
 """
@@ -87,15 +99,32 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of every verb; building it imports no torch."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="shoal", description=_ABOUT, epilog=_EXAMPLE, formatter_class=form)
-    parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the versions of shoal, torch and Python, and exit"
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, verb in VERBS.items():
         about = {"help": verb.ABOUT} if verb.ABOUT else {}  # a verb without a description is not for people
         sub = verbs.add_parser(name, description=verb.ABOUT, epilog=verb.EXAMPLE, formatter_class=form, **about)
-        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
+        sub.add_argument("--json", action="store_true", help=flags.JSON_HELP)
         sub.set_defaults(run=verb.run)
         verb.add_arguments(sub)
     return parser
+
+
+class _Version(argparse.Action):
+    """Says the versions by what is installed; importing torch to ask it would take seconds."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            torch = version("torch")
+        except PackageNotFoundError:
+            torch = "is not installed"
+        print(f"shoal {shoal.__version__} (torch {torch}, Python {platform.python_version()})")
+        parser.exit()
 
 
 def _fail(error: ShoalError, *, as_json: bool) -> int:

@@ -34,5 +34,10 @@ def is_untouched(path: Path) -> bool:
     return head == _ABOUT and seal == _digest(body)
 
 
+def was_edited(path: Path) -> bool:
+    """Return whether `shoal plan` wrote the file at `path`, and somebody has changed it since."""
+    return path.read_text().startswith(_ABOUT) and not is_untouched(path)
+
+
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:16]

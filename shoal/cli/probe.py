@@ -29,7 +29,13 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("--out", type=Path, default=Path("cluster.toml"), metavar="TOML", help="the file to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("cluster.toml"),
+        metavar="TOML",
+        help="the file to write (default: cluster.toml)",
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="how many measure at once (default: one a GPU, or 2)")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="how long to measure (default: 4)")
     parser.add_argument(

@@ -1,6 +1,7 @@
 """`shoal probe --slurm`: the cluster as Slurm describes it, for the planner; nothing is measured."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from shoal.cli import flags
@@ -49,9 +50,12 @@ def build(
         )
     between = None
     if sum(node.count for node in nodes) > 1:
-        between = flags.link("--link", link) if link else read_link(LINK)
+        between = flags.link("--link", link) if link else dataclasses.replace(read_link(LINK), guessed=True)
         if not link:
-            remarks.append(f"Slurm does not say what joins the nodes: {LINK} is taken. Say it with --link ib-ndr.")
+            remarks.append(
+                f"Slurm does not say what joins the nodes: predictions take {LINK}, and runs measure it. "
+                "Say it with shoal probe --slurm --link ib-ndr."
+            )
     return Cluster(nodes=tuple(nodes), between=between), remarks
 
 

@@ -17,7 +17,10 @@ NOTICE_S = 60
 _FEWEST_CHECKPOINTS = 8
 """So many in the time of one job, where the plan has none: at most an eighth of it is lost with a node."""
 _MOST_BETWEEN_S = 1800.0
-_GIVEN = ("nodes", "per_node", "time", "partition", "account", "gpus_per_worker", "cpus_per_worker", "memory", "site")
+_ON_CLUSTER = (
+    *("nodes", "per_node", "time", "partition", "account", "gpus_per_worker", "cpus_per_worker", "memory", "site"),
+    *("detach", "slurm_option"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ def add_slurm_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--account", metavar="A", help="the account (default: the site's)")
     group.add_argument("--gpus-per-worker", type=int, metavar="N", help="GPUs for each worker (default: the site's)")
     group.add_argument("--cpus-per-worker", type=int, metavar="N", help="cores for each worker (default: the site's)")
-    group.add_argument("--memory", metavar="BYTES", help="memory of each node, such as 64GB (default: Slurm's)")
+    group.add_argument("--memory", metavar="SIZE", help="memory of each node, such as 64GB (default: Slurm's)")
     group.add_argument(
         "--slurm-option", action="append", default=[], metavar="OPTION", help='any other of sbatch: "--qos=high"'
     )
@@ -60,20 +63,13 @@ def add_slurm_flags(parser: argparse.ArgumentParser) -> None:
 
 def set_workers(arguments: argparse.Namespace) -> None:
     """Let --nodes and --per-node say how many workers there are, where nothing else does."""
-    _refuse_without_slurm(arguments)
+    flags.only_with_slurm(arguments, _ON_CLUSTER)
+    if arguments.slurm and arguments.wall_limit is not None:
+        raise ConfigError("--wall-limit is for workers on this machine. With --slurm, give --time.")
     if not arguments.slurm or arguments.plan or arguments.mesh or arguments.shares or arguments.workers is not None:
         return
     if arguments.nodes is not None or arguments.per_node is not None:
         arguments.workers = (arguments.nodes or 1) * (arguments.per_node or 1)
-
-
-def _refuse_without_slurm(arguments: argparse.Namespace) -> None:
-    given = [name for name in _GIVEN if getattr(arguments, name) is not None]
-    if not arguments.slurm and (given or arguments.slurm_option or arguments.detach):
-        flag = given[0].replace("_", "-") if given else "detach" if arguments.detach else "slurm-option"
-        raise ConfigError(f"--{flag} is about a job on a cluster. Give --slurm, too, or leave it out.")
-    if arguments.slurm and arguments.wall_limit is not None:
-        raise ConfigError("--wall-limit is for workers on this machine. With --slurm, give --time.")
 
 
 def read_slurm(arguments: argparse.Namespace, plan: Plan) -> Request:

@@ -14,20 +14,22 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.core.units import format_seconds
 from shoal.launch.slurm import commands
-from shoal.launch.slurm.conducting import judge
+from shoal.launch.slurm.code import copy_code
+from shoal.launch.slurm.ending import judge
 from shoal.launch.slurm.following import JOB_TOML, Following, OutputReader, Submitted, output_of, read_submitted
-from shoal.launch.slurm.nodes import read_nodes
+from shoal.launch.slurm.nodes import nodes_for
 from shoal.launch.slurm.sbatch import Submission
 from shoal.launch.slurm.topology import place, read_switches
 from shoal.launch.starting import PYTHON
 from shoal.spec.cluster import Cluster
-from shoal.spec.plan import Mesh, Plan
+from shoal.spec.plan import Plan
+from shoal.spec.program import Program
 from shoal.spec.record import JobRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.report.live import LiveView
+    from shoal.report.live.view import LiveView
     from shoal.training.host import Say
 
 _TICK_S = 0.2
@@ -42,25 +44,40 @@ def submit_training(
     name: str | None,
     runs: Path,
     cluster: Path | None,
+    trace: str = "",
+    log: str | None = None,
     say: "Say",
 ) -> RunFolder:
     """Make the run folder of the job in `file`, submit a job that trains it, and return it."""
     if not commands.is_there():
         raise SlurmError("--slurm: there is no sbatch on this machine. Run this on a login node of the cluster.")
     _refuse_if_going(runs, name)
-    plan, said = with_checkpoints(plan, request.time_s)
-    if said:
-        say(said)
-    from shoal.training.jobfile import load_job  # these import torch
-    from shoal.training.prepare import prepare_run
+    from shoal.training.jobfile import load_any  # these import torch
+    from shoal.training.prepare import Asked, prepare_run
+    from shoal.training.program import prepare_program
 
-    job = load_job(file).with_steps(steps)
+    job = load_any(file).with_steps(steps)
     elsewhere = _allocation(cluster, request, say)
-    folder = prepare_run(job, plan, file=file, runs=runs, name=name, elsewhere=elsewhere, say=say)
+    asked = Asked(file=file, runs=runs, name=name, elsewhere=elsewhere, trace=trace, log=log)
+    if isinstance(job, Program):
+        folder = prepare_program(job, plan, asked)
+    else:
+        plan, said = with_checkpoints(plan, request.time_s)
+        if said:
+            say(said)
+        folder = prepare_run(job, plan, asked, say=say)
     folder = RunFolder.open(folder.path.resolve())  # the job stands in another directory
+    copied = copy_code(folder.code, file=file)
+    if copied.note:
+        say(copied.note)
     try:
-        _submit(folder, plan.mesh, request, say=say)
-    except SlurmError:
+        _submit(folder, plan, request, say=say)
+    except SlurmError as error:
+        if commands.is_unknown(folder.slurm):  # a job may be at work in it
+            raise SlurmError(
+                f"{error} {folder.path} stays. When Slurm answers, see whether there is a job: shoal attach "
+                f"{_named(folder)}"
+            ) from None
         if not plan.checkpoint.resume:  # a folder that we have just made, for nothing
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -80,14 +97,17 @@ def _allocation(cluster: Path | None, request: Request, say: "Say") -> Cluster:
 
 def _described(request: Request, say: "Say") -> Cluster:
     """Return the cluster as Slurm describes it, with the catalog's figures."""
-    kinds = read_nodes(request.partition or request.site.partition)
+    kinds = nodes_for(request.partition or request.site.partition)
     if not request.gpus_per_worker:
         kinds = [dataclasses.replace(kind, gpu="", gpus=0) for kind in kinds]
     try:
-        return build(kinds)[0]
+        cluster, remarks = build(kinds)
     except ConfigError as error:
         say(f"No prediction: {error} A file with it: shoal probe --slurm --device NAME")
-        return build([dataclasses.replace(kind, gpu="", gpus=0) for kind in kinds])[0]
+        cluster, remarks = build([dataclasses.replace(kind, gpu="", gpus=0) for kind in kinds])
+    for remark in remarks:
+        say(remark)
+    return cluster
 
 
 def _refuse_if_going(runs: Path, name: str | None) -> None:
@@ -95,7 +115,10 @@ def _refuse_if_going(runs: Path, name: str | None) -> None:
     if name is None or not (runs / name / "slurm" / JOB_TOML).is_file():
         return
     folder = RunFolder(runs / name)
-    submitted = read_submitted(folder)
+    try:
+        submitted = read_submitted(folder)
+    except ConfigError:  # it was not submitted after all
+        return
     if not commands.states([submitted.job])[submitted.job].is_over:
         raise ConfigError(
             f"{folder.path} is being trained by job {submitted.job}. See it: shoal attach {_named(folder)}. "
@@ -108,9 +131,9 @@ def _named(folder: RunFolder) -> str:
     return shlex.quote(str(folder.path))
 
 
-def _submit(folder: RunFolder, mesh: Mesh, request: Request, *, say: "Say") -> None:
+def _submit(folder: RunFolder, plan: Plan, request: Request, *, say: "Say") -> None:
     switches = read_switches() if request.nodes > 1 else ()
-    placement = place(mesh, nodes=request.nodes, per_node=request.per_node, switches=switches)
+    placement = place(plan.mesh, nodes=request.nodes, per_node=request.per_node, switches=switches)
     if placement.warning:
         say(placement.warning)
     submission = Submission(
@@ -129,16 +152,19 @@ def _submit(folder: RunFolder, mesh: Mesh, request: Request, *, say: "Say") -> N
         extra=request.options,
         distribution=placement.distribution if request.nodes > 1 else None,
         switches=placement.switches,
+        no_kill=plan.goes_on and request.nodes > 1,
     )
-    job = commands.submit(submission, request.site)
     submitted = Submitted(
-        job=job,
+        job="",
         nodes=request.nodes,
         workers_per_node=request.per_node,
         time_s=request.time_s,
         notice_s=request.notice_s,
     )
-    submitted.write(folder)
+    folder.slurm.mkdir(exist_ok=True)
+    submitted.write(folder)  # before: whoever is killed now leaves what is needed to find the job again
+    job = commands.submit(submission, request.site)
+    dataclasses.replace(submitted, job=job).write(folder)
     nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
     workers = f"{request.per_node} worker{'s' * (request.per_node > 1)}"
     say(f"Submitted {folder.path} as job {job}: {nodes} with {workers} each, for {format_seconds(request.time_s)}.")
@@ -182,7 +208,7 @@ def _goes_on(folder: RunFolder, following: Following) -> bool:
 
 def _show_start(folder: RunFolder, following: Following, output: OutputReader, console: "Console") -> None:
     """Show one start of the job, until it ends or is requeued."""
-    from shoal.report.live import LiveView
+    from shoal.report.live.view import LiveView
 
     record = read_toml(JobRecord, folder.job_toml)
     attempts = _attempts(folder)
@@ -239,4 +265,4 @@ def show_result(folder: RunFolder, *, as_json: bool) -> None:
 
     from shoal.report.table import render
 
-    Console().print(render(summary))
+    Console().print(render(summary), crop=False)

@@ -44,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pack", nargs="?", metavar="PACK", help="the pack: a folder or a URL")
     parser.add_argument("--to", default="auto", metavar="WHERE", help="a folder, a kind of storage, or auto (default)")
     parser.add_argument("--parts", metavar="LIST", help="those that this node reads, in order, as in 0-9,12")
-    parser.add_argument("--reserve", metavar="BYTES", help="room to leave free, such as 20GB")
+    parser.add_argument("--reserve", metavar="SIZE", help="room to leave free, such as 20GB")
     parser.add_argument("--fan-out", type=int, default=1, metavar="N", help="nodes that each one sends to (default: 1)")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="seconds to wait for all parts")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="seconds without a byte, to give up")
     parser.add_argument("--until", type=int, metavar="PID", help="keep the copy until this process ends")
     parser.add_argument("--foreground", action="store_true", help="stay, and keep the copy until interrupted")
     what = parser.add_mutually_exclusive_group()
@@ -95,7 +95,7 @@ def _stage(arguments: argparse.Namespace) -> int:
             return 0
         if arguments.foreground:  # the signal that ends a job: give the space back first
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        _watch(staged, timeout_s, begin_s, quiet=arguments.json or (rank is not None and rank.index > 0))
+        _watch(staged, begin_s, quiet=arguments.json or (rank is not None and rank.index > 0))
         found = {**staged.report(), "seconds": round(time.monotonic() - begin_s, 3)}
         until = "this command ends" if arguments.foreground else _until(arguments)
         _say(arguments, found, f"{staged.source} is at {staged.path} until {until}.")
@@ -112,7 +112,7 @@ def _store(rank: "Rank | None", timeout_s: float) -> Any:
     return connect(rank, timeout_s=timeout_s)
 
 
-def _watch(staged: Any, timeout_s: float, begin_s: float, *, quiet: bool) -> None:
+def _watch(staged: Any, begin_s: float, *, quiet: bool) -> None:
     """Wait for the parts, and show how far they are."""
     from rich.console import Console
 
@@ -121,7 +121,7 @@ def _watch(staged: Any, timeout_s: float, begin_s: float, *, quiet: bool) -> Non
     console.print(staged.reason, highlight=False, markup=False, soft_wrap=True)
     with console.status("staging") as status:
         for count, part in enumerate(wanted, start=1):
-            staged.path_of(part, timeout_s=max(0.0, begin_s + timeout_s - time.monotonic()))
+            staged.wait(part)
             passed = f"part {count} of {len(wanted)} after {format_seconds(time.monotonic() - begin_s)}"
             status.update(passed)
             if count == len(wanted) or (not console.is_terminal and count % -(-len(wanted) // _LINES) == 0):

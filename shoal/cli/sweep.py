@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli import flags
-from shoal.core.errors import ConfigError, Stopped
+from shoal.cli.stopping import stopped_in_order
 from shoal.core.host import usable_cores
 from shoal.core.notice import parse_limit
 from shoal.core.units import parse_bytes
@@ -15,7 +14,7 @@ from shoal.core.units import parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.tasks.slurm import SlurmOptions
+    from shoal.tasks.submitting import SlurmOptions
     from shoal.tasks.sweep import Sweep
     from shoal.tasks.sweep_result import SweepResult
 
@@ -31,6 +30,9 @@ example:
 FILE defines `def objective(trial)`, which returns a number, or `def job(trial)`, which returns a shoal.Job; both take
 their parameters from trial.suggest_float, suggest_int and suggest_categorical, as Optuna describes them.
 """
+
+
+_ON_CLUSTER = ("time", "cores", "memory", "gpus", "partition", "account", "site")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--slurm", action="store_true", help="in a few jobs of a Slurm cluster")
     cluster.add_argument("--time", metavar="TIME", help="time limit of a job, as 30m (default: by what trials take)")
     cluster.add_argument("--cores", type=int, metavar="N", help="cores a trial (default: 1, or one a worker)")
-    cluster.add_argument("--memory", metavar="SIZE", help="memory a trial, as 2GB")
-    cluster.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs a job")
-    cluster.add_argument("--partition", metavar="P")
-    cluster.add_argument("--account", metavar="A")
-    cluster.add_argument("--site", type=Path, metavar="FILE", help="site.toml (default: SHOAL_SITE, then your own)")
+    cluster.add_argument("--memory", metavar="SIZE", help="memory a trial, such as 2GB")
+    cluster.add_argument("--gpus", type=int, metavar="N", help="GPUs a job, dealt out to its trials")
+    cluster.add_argument("--partition", metavar="P", help="the partition (default: the site's)")
+    cluster.add_argument("--account", metavar="A", help="the account (default: the site's)")
+    cluster.add_argument(
+        "--site", type=Path, metavar="TOML", help="what is special about the cluster (docs/cluster.md)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,34 +80,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     from shoal.cli.sweep_table import render
     from shoal.data.stage.lifetime import copied_out
-    from shoal.report.sweep import write_sweep_page
+    from shoal.report.page.sweep import write_sweep_page
 
     console = Console(stderr=True)
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with copied_out(sweep.folder, say=lambda line: console.print(line, markup=False, soft_wrap=True)) as kept:
-            result = _search(sweep, console) if slurm is None else _search_on_slurm(sweep, slurm, arguments.at_once)
-            write_sweep_page(sweep.folder)
-    except (KeyboardInterrupt, _Terminated) as stopped:
-        is_ctrl_c = isinstance(stopped, KeyboardInterrupt)
-        said = f"{sweep.folder} has what is done. The same command goes on from there."
-        raise Stopped(f"{'Ctrl-C' if is_ctrl_c else 'SIGTERM'}: {said}", 130 if is_ctrl_c else 75) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with (
+        stopped_in_order(f"{sweep.folder} has what is done. The same command goes on from there."),
+        copied_out(sweep.folder, say=lambda line: console.print(line, markup=False, soft_wrap=True)) as kept,
+    ):
+        result = _search(sweep, console) if slurm is None else _search_on_slurm(sweep, slurm, arguments.at_once)
+        write_sweep_page(sweep.folder)
     page = kept / "report.html"
     if arguments.json:
         print(json.dumps(result.as_json() | {"folder": str(kept), "page": str(page)}, allow_nan=False))
     else:
         Console().print(render(result, page))
     return 0
-
-
-class _Terminated(BaseException):
-    """SIGTERM; no Exception, so that nobody on the way takes it for a failure."""
-
-
-def _stop(*_: object) -> None:
-    raise _Terminated
 
 
 def _search(sweep: "Sweep", console: "Console") -> "SweepResult":
@@ -123,7 +114,7 @@ def _search_on_slurm(sweep: "Sweep", options: "SlurmOptions", at_once: int | Non
 
 def _slurm(arguments: argparse.Namespace) -> "SlurmOptions":
     from shoal.tasks.bunch import Room
-    from shoal.tasks.slurm import SlurmOptions
+    from shoal.tasks.submitting import SlurmOptions
 
     cores = arguments.cores if arguments.cores is not None else arguments.workers or 1
     memory = 0.0 if arguments.memory is None else flags.read("--memory", parse_bytes, arguments.memory)
@@ -132,7 +123,7 @@ def _slurm(arguments: argparse.Namespace) -> "SlurmOptions":
         partition=arguments.partition,
         account=arguments.account,
         task=Room(flags.whole("--cores", cores), memory),
-        gpus_per_job=arguments.gpus,
+        gpus_per_job=arguments.gpus or 0,
         site=arguments.site,
     )
 
@@ -148,9 +139,7 @@ def read_sweep(arguments: argparse.Namespace) -> "Sweep":
     )
     if arguments.plan is not None:
         flags.existing(arguments.plan)
-    on_cluster = [n for n in ("time", "cores", "memory", "partition", "account", "site") if getattr(arguments, n)]
-    if on_cluster and not arguments.slurm:
-        raise ConfigError(f"--{on_cluster[0]} is about jobs on a cluster. Give --slurm, too, or leave it out.")
+    flags.only_with_slurm(arguments, _ON_CLUSTER)
     given = {"--workers": arguments.workers, "--plan": arguments.plan, "--steps": arguments.steps}
     for flag in ("--workers", "--steps"):
         if given[flag] is not None:

@@ -6,11 +6,12 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.spec.plan import Plan
-from shoal.spec.sync import LATE, MODES, OUTER, PLACES, Sync
+from shoal.spec.sync import CODECS, LATE, MODES, OUTER, PLACES, Sync
 
 AUTO = "auto"
 _FLAGS = {
     "sync": "mode",
+    "codec": "codec",
     "deadline": "deadline_s",
     "quorum": "quorum",
     "late": "late",
@@ -43,6 +44,11 @@ def add_sync_flags(parser: argparse.ArgumentParser) -> None:
         choices=MODES,
         help="all-reduce (default): all wait for all, at every step; deadline: those who are there in time; local: "
         "after some local steps; server: at servers, which hold the parameters",
+    )
+    group.add_argument(
+        "--codec",
+        choices=CODECS,
+        help="what gradients are squeezed through on their way; auto: what the measured link makes pay (default: none)",
     )
     group.add_argument(
         "--deadline", type=float, metavar="S", help="deadline: wait S seconds for the others (default: by past steps)"

@@ -19,6 +19,8 @@ from shoal.cli.sync_flags import add_sync_flags, asks_for_local_steps, read_sync
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
 from shoal.spec.plan import Plan
+from shoal.spec.record import read_loggers, traced_steps
+from shoal.training.loggers.registry import check_loggers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,17 +31,20 @@ example:
   shoal train train.py --workers 2
   shoal train train.py --workers 4 --shares .25,.25,.10,.4 --micro-batch 8 --precision bf16
   shoal train train.py --mesh shard=2,tensor=2 --zero 3
+  shoal train train.py --engine deepspeed --zero 3 --workers 4 --offload          ZeRO by DeepSpeed
   shoal train train.py --plan plan.toml --steps 100 --json
   shoal train train.py --workers 8 --stage /local/me        with a copy of its pack there, for as long as it runs
   shoal train train.py --workers 8 --checkpoint-every 500   a checkpoint after every 500 steps
   shoal train train.py --workers 4 --resume runs/train-1    go on from its last one, with any number of workers
+  shoal train train.py --workers 4 --trace 100:103          what each worker does in these steps, for Perfetto
   shoal train train.py --workers 8 --wall-limit 3h59m       stop with a checkpoint, and exit code 75, before that
   shoal train train.py --workers 4 --sync local --local-steps auto --outer nesterov       over a slow link
   shoal train train.py --workers 4 --sync deadline          without waiting for whoever is much slower
   shoal train train.py --slurm --nodes 4 --per-node 8 --time 4h      on a cluster, from its login node
+  shoal train train.py --log tensorboard,wandb,mlflow       its curves, settings and files there as well
   torchrun --nproc-per-node 4 -m shoal train train.py       the same under torchrun; srun likewise
 
-FILE defines `job = shoal.Job(...)`. Its main is not run.
+FILE defines `job = shoal.Job(...)`; or a shoal.Program, whose workers call each other. Its main is not run.
 """
 
 
@@ -60,13 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "project; off; auto (default): to faster storage of the node, if they lie on shared storage",
     )
     parser.add_argument("--steps", type=int, metavar="S", help="train for S steps instead of the job's own length")
+    parser.add_argument(
+        "--trace",
+        default="",
+        metavar="A:B",
+        help="write what each worker does in steps A to B, moment by moment, into the run's traces/, for Perfetto; "
+        "steps that take 3 times as long as others are written anyway",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="LOGGERS",
+        help="where its numbers go beside the run folder: tensorboard (default), wandb, mlflow, several as in "
+        "tensorboard,wandb, or none; a run that is gone on with keeps its own",
+    )
     add_checkpoint_flags(parser)
     add_preempt_flags(parser)
     add_elastic_flags(parser)
     add_sync_flags(parser)
     add_slurm_flags(parser)
-    parser.add_argument("--name", metavar="RUN", help="the run's name (default: the file's, numbered)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
+    parser.add_argument("--name", metavar="NAME", help="the run's name (default: the file's, numbered)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (default: runs)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,6 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     flags.existing(file)
     if arguments.steps is not None and arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: train for at least 1 step.")
+    traced_steps(arguments.trace)
+    log = None if arguments.log is None else read_loggers(arguments.log)
+    check_loggers(log or ())
     if arguments.cluster is not None and not arguments.cluster.is_file():
         raise ConfigError(f"there is no file {arguments.cluster}. Measure this machine: shoal probe")
     runs, name = find_run(arguments)
@@ -88,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     if not _is_echo():
-        console.print(f"{file.name}: tracing the model ...", highlight=False, markup=False)
+        console.print(f"{file.name}: getting ready ...", highlight=False, markup=False)
     if arguments.slurm:
         return _train_on_slurm(arguments, plan, runs=runs, name=name, console=console)
     from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
@@ -102,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
         name=name,
         runs=runs,
         cluster=arguments.cluster,
+        trace=arguments.trace,
+        log=log,
         console=console,
     )
     if _is_echo():
@@ -111,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from shoal.report.table import render
 
-        Console().print(render(summary))
+        Console().print(render(summary), crop=False)
     return 0
 
 
@@ -129,6 +154,8 @@ def _train_on_slurm(
         name=name,
         runs=runs,
         cluster=arguments.cluster,
+        trace=arguments.trace,
+        log=arguments.log,
         say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
     )
     if arguments.detach:

@@ -17,6 +17,7 @@ EXAMPLE = """\
 example:
   shoal verify train.py --plan plan.toml
   shoal verify train.py --mesh pipeline=2,tensor=2 --micro-batch 4 --steps 20
+  shoal verify train.py --engine deepspeed --zero 2 --workers 2
 
 Exits with 0 if they are equal, with 1 if they are not: it shows the first step and parameter that differ.
 """
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance", type=float, default=1e-4, metavar="T", help="the largest relative difference (default: 1e-4)"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (default: runs)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,5 +85,19 @@ def describe(verdict: "Verdict") -> list[str]:
         *lines,
         f"DIFFERENT, first at step {first.step}: {first.what} is {first.one:.9g} in one process and {first.plan:.9g} "
         f"under the plan, {first.relative:.1e} apart.",
+        *_rounding(verdict),
         f"The runs: {verdict.one_run}, {verdict.plan_run}",
+    ]
+
+
+def _rounding(verdict: "Verdict") -> list[str]:
+    """Return what one process did whose weights began one rounding apart."""
+    if verdict.rounding is None:
+        return []
+    apart = f"One process whose weights begin one rounding beside the first's is {verdict.rounding:.1e} apart from it"
+    if verdict.rounding <= verdict.tolerance:
+        return [f"{apart}: this is more than rounding."]
+    return [
+        f"{apart}, too: this training enlarges rounding, and comparing cannot tell whether the plan is right. Try "
+        "fewer --steps, or a lower learning rate."
     ]

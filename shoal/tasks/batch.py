@@ -62,6 +62,8 @@ class Batch:
         self._tries: dict[int, int] = {}
         self.task_s: float | None = None
         """What a task takes, as far as that is known."""
+        self.longest_s = 0.0
+        """No task has taken longer so far. Long ones are sent alone, so that this is what the longest has taken."""
 
     def append(self, item: Any) -> None:
         """Add a task."""
@@ -97,6 +99,7 @@ class Batch:
 
     def done(self, positions: Sequence[int], values: Sequence[Any], failures: Mapping[int, Failure], s: float) -> None:
         """Hand on what came of the tasks, which took `s` seconds; those that failed are tried again, if they may be."""
+        self.longest_s = max(self.longest_s, s)
         mean_s = s / len(positions)
         self.task_s = mean_s if self.task_s is None else _NEW_WEIGHT * mean_s + (1 - _NEW_WEIGHT) * self.task_s
         again = {position for position in failures if self._may_try_again(position, failures[position])}
@@ -121,13 +124,13 @@ class Batch:
         failures = dict.fromkeys(given_up, failure)
         self._end(len(positions), [*done, *given_up], [None] * (len(done) + len(given_up)), failures)
 
-    def give_up(self, failure: Failure) -> None:
-        """Fail every task that has not been sent."""
-        positions = [position for each in self._again for position in each]
+    def give_up(self, failure: Failure, *, under_way: Sequence[int] = ()) -> None:
+        """Fail every task that has not been sent, and those `under_way`, of which nothing more is heard."""
+        positions = [*under_way, *(position for each in self._again for position in each)]
         positions += range(self._next, len(self.items))
         self._again.clear()
         self._next = len(self.items)
-        self._end(0, positions, [None] * len(positions), dict.fromkeys(positions, failure))
+        self._end(len(under_way), positions, [None] * len(positions), dict.fromkeys(positions, failure))
 
     def cancel(self) -> None:
         """Send no more of it."""

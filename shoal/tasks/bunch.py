@@ -42,6 +42,9 @@ class Room:
     cores: int = 1
     memory_bytes: float = 0
     gpu_memory_bytes: float = 0
+    """Of a node: of all its GPUs together."""
+    gpus: int = 0
+    """Of a node alone: tasks are placed on whole GPUs, or on parts of one."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,25 @@ def predict(
 
 def at_once(node: Room, task: Room) -> int:
     """Return how many tasks fit a node side by side; ConfigError where not even one does."""
-    fits = [node.cores // task.cores]
-    for name in ("memory_bytes", "gpu_memory_bytes"):
-        needed, there = getattr(task, name), getattr(node, name)
-        if needed > 0 and there > 0:
-            fits.append(int(there // needed))
+    fits = [node.cores // task.cores, *_by_gpus(node, task)]
+    if task.memory_bytes > 0 and node.memory_bytes > 0:
+        fits.append(int(node.memory_bytes // task.memory_bytes))
     if min(fits) < 1:
         raise ConfigError(f"a task needs {_shown(task)}, and a node has {_shown(node)}. Ask for less a task.")
     return min(fits)
+
+
+def _by_gpus(node: Room, task: Room) -> list[int]:
+    """Return how many tasks the GPUs have room for, if that is known: several on one, or one on several.
+
+    Example: on 4 GPUs of 80 GB fit 12 tasks of 25 GB (3 on each), 4 of 50 GB, and 2 of 100 GB. Without --gpu-memory,
+    each has a GPU of its own.
+    """
+    gpus, needed = node.gpus, task.gpu_memory_bytes
+    if needed <= 0 or node.gpu_memory_bytes <= 0:
+        return [gpus] if gpus else []
+    of_one = node.gpu_memory_bytes / max(1, gpus)
+    return [max(1, gpus) * int(of_one // needed) if needed <= of_one else gpus // math.ceil(needed / of_one)]
 
 
 def plan_jobs(
@@ -161,5 +175,6 @@ def refuse_many_jobs(items: int, tasks_per_job: int, *, most_jobs: int) -> None:
 def _shown(room: Room) -> str:
     parts = [f"{room.cores} core{'s' * (room.cores != 1)}"]
     parts += [f"{room.memory_bytes / 1e9:.3g} GB of memory"] * (room.memory_bytes > 0)
-    parts += [f"{room.gpu_memory_bytes / 1e9:.3g} GB of GPU memory"] * (room.gpu_memory_bytes > 0)
+    on = f" on {room.gpus} GPUs" if room.gpus > 1 else ""
+    parts += [f"{room.gpu_memory_bytes / 1e9:.3g} GB of GPU memory{on}"] * (room.gpu_memory_bytes > 0)
     return ", ".join(parts)

@@ -14,15 +14,21 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from shoal.core.errors import ConfigError, JobError
 from shoal.core.script import main_file
+from shoal.launch.slurm.code import copied_file, use_code
 
 IN_WORKER = "SHOAL_TASK_WORKER"
 """Set in the environment of workers, which must not start a map while they import the script."""
+_COPIES: dict[str, Path] = {}
+"""Files that are read from the copies that were made of them when a job was submitted."""
+_CODE: list[Path] = []
+"""The copies of code that this process uses."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,9 @@ def load_file(path: str, *, is_main: bool = False) -> ModuleType:
     """Return the file as a module, run once in this process; as `__main__` too, for what was pickled by the script."""
     name = _module_name(path)
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not Path(path).is_file():
+        source = _COPIES.get(path, Path(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, path, source))
+        if spec is None or spec.loader is None or not source.is_file():
             raise ConfigError(f"there is no Python file {path}.")
         module = importlib.util.module_from_spec(spec)
         module.__dict__["__shoal_file__"] = path
@@ -103,6 +110,32 @@ def load_file(path: str, *, is_main: bool = False) -> ModuleType:
             sys.modules["__main__"] = before
             raise
     return sys.modules[name]
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file that believes to be `path`, with the code of `source`."""
+
+    def __init__(self, name: str, path: str, source: Path) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code; what Python keeps in its cache may be that of another day."""
+        return compile(self._source.read_bytes(), self.get_filename(fullname), "exec", dont_inherit=True)
+
+
+def use_copy(code: Path) -> None:
+    """Let this process take its code from a copy that was made when the job was submitted."""
+    use_code(code)
+    _CODE.append(code)
+    copied = copied_file(code)
+    if copied is not None:
+        _COPIES[copied[0]] = copied[1]
+
+
+def used_copy() -> Path | None:
+    """Return the copy of code that this process uses, if it does."""
+    return _CODE[-1] if _CODE else None
 
 
 def parse_function(text: str) -> tuple[Path, str]:

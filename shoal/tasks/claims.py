@@ -12,14 +12,19 @@ Example: open/0007-0.bunch, taken/0007-0.bunch@12_3@0@node4-811 (job 12_3, first
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.errors import WorkerFailed
+from shoal.core.looks import Looks
 from shoal.tasks.folder import TaskFolder
 from shoal.tasks.journal import done_tasks
 
 _SUFFIX = ".bunch"
+_SOONEST_S, _LATEST_S, _MOST_LOOKS = 0.01, 2.0, 25
+"""A folder that is shared over a network may list for half a minute what has been moved."""
 _OPEN, _TAKEN = f"[0-9]*{_SUFFIX}", f"[0-9]*{_SUFFIX}@*"  # not those that are being written
 
 
@@ -112,16 +117,27 @@ def count_open(folder: TaskFolder) -> int:
 
 
 def covered(folder: TaskFolder) -> set[int]:
-    """Return the tasks of all bunches that are open or taken."""
-    while True:
-        try:
-            paths = [*folder.open.glob(_OPEN), *folder.taken.glob(_TAKEN)]
-            return {task for path in paths for task in json.loads(path.read_bytes())}
-        except FileNotFoundError:  # taken, or done, while we looked
-            continue
+    """Return the tasks of all bunches that are open or taken, and of some that were done meanwhile."""
+    known: dict[str, list[int]] = {}
+    looks = Looks(_SOONEST_S, _LATEST_S)
+    for _ in range(_MOST_LOOKS):
+        time.sleep(looks.left_s())
+        looks.is_due()
+        paths = {_number(path): path for path in (*folder.open.glob(_OPEN), *folder.taken.glob(_TAKEN))}
+        for number in paths.keys() - known.keys():
+            with contextlib.suppress(FileNotFoundError):  # taken, or done, while we looked
+                known[number] = json.loads(paths[number].read_bytes())
+        if paths.keys() <= known.keys():
+            return {task for tasks in known.values() for task in tasks}
+    raise WorkerFailed(f"{folder.path} lists bunches that are not there, time and again. Is its file system well?")
 
 
 def next_number(folder: TaskFolder) -> int:
     """Return a number behind those of all bunches."""
-    names = [path.name for path in folder.open.glob(_OPEN)] + [path.name for path, _ in taken(folder)]
-    return max((int(name.partition("-")[0]) for name in names), default=-1) + 1
+    paths = [*folder.open.glob(_OPEN), *folder.taken.glob(_TAKEN)]
+    return max((int(_number(path)) for path in paths), default=-1) + 1
+
+
+def _number(path: Path) -> str:
+    """Return which bunch it is, whoever has it and however often it was given back."""
+    return path.name.partition("-")[0]

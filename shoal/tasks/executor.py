@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from shoal.core.errors import WorkerFailed
+from shoal.core.errors import ConfigError, WorkerFailed
 from shoal.tasks.batch import Batch
 from shoal.tasks.call import refuse_inside_worker
 from shoal.tasks.outcome import Failure
@@ -15,9 +15,17 @@ from shoal.tasks.pool import Pool
 T = TypeVar("T")
 
 
+def check_retries(retries: int) -> None:
+    """Raise ConfigError unless this is a number of times."""
+    if retries < 0:
+        raise ConfigError(f"retries={retries}: give 0, or how often a failed task is tried again.")
+
+
 class Executor(concurrent.futures.Executor):
     """Worker processes on this machine; `submit`, `map`, `as_completed` and the rest as in `concurrent.futures`.
 
+    There are `workers` of them, or as many as the machine has cores. A task that raises is tried `retries` times more.
+    `say` is given the sentence about a worker that died.
     What a task raises is raised by `result()`, with the worker's traceback as its cause. A task whose worker dies is
     tried once more in a fresh one; if that dies too, `result()` raises WorkerFailed, which names the task.
     """
@@ -26,6 +34,7 @@ class Executor(concurrent.futures.Executor):
         self, workers: int | None = None, *, retries: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
         refuse_inside_worker()
+        check_retries(retries)
         self._pool = Pool(workers, say=say)
         self.workers = self._pool.workers
         self._retries = retries
@@ -89,7 +98,9 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             self._is_shut = True
         for batch, futures in list(self._batches) if cancel_futures else ():
-            if not any(future.cancel() for future in futures):
+            for future in futures:
+                future.cancel()  # its task is passed over when its turn comes
+            if not futures:
                 batch.cancel()
         self._pool.wake()
         if wait or cancel_futures:
@@ -185,12 +196,17 @@ class Started:
 def _settle(futures: list[concurrent.futures.Future[Any]]) -> Any:
     def deliver(positions: Sequence[int], values: Sequence[Any], failures: Mapping[int, Failure]) -> None:
         for position, value in zip(positions, values, strict=True):
-            if position in failures:
-                futures[position].set_exception(failures[position].as_exception())
-            else:
+            if position not in failures:
                 futures[position].set_result(value)
+            elif _is_open(futures[position]):
+                futures[position].set_exception(failures[position].as_exception())
 
     return deliver
+
+
+def _is_open(future: concurrent.futures.Future[Any]) -> bool:
+    """Return whether a future, whose task may never have begun, can still be settled; it cannot be cancelled then."""
+    return future.running() or (not future.done() and future.set_running_or_notify_cancel())
 
 
 def _wanted(futures: list[concurrent.futures.Future[Any]]) -> Callable[[int], bool]:

@@ -6,14 +6,16 @@
     done/         journals: what was done, with the results (journal.py)
     open/, taken/ bunches for jobs (claims.py)
     jobs/         what was submitted: scripts, output, job ids
+    code/         the code of the jobs, as it was when they were submitted (code.py)
 
-The folder is its owner's alone (mode 0700): what lies in it is unpickled.
+The folder, and each in it, is its owner's alone (mode 0700): what lies there is unpickled, and run.
 """
 
 import contextlib
 import json
 import os
 import pickle
+import shlex
 import struct
 import sys
 import zlib
@@ -26,7 +28,7 @@ from shoal.core.files import write_whole
 from shoal.tasks.call import Reference
 
 _COUNT = struct.Struct("<Q")
-_PARTS = ("done", "open", "taken", "jobs")
+_PARTS = ("done", "open", "taken", "jobs", "code")
 
 
 class TaskFolder:
@@ -34,7 +36,7 @@ class TaskFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.done, self.open, self.taken, self.jobs = (path / part for part in _PARTS)
+        self.done, self.open, self.taken, self.jobs, self.code = (path / part for part in _PARTS)
 
     @classmethod
     def begin(cls, path: Path, reference: Reference, items: Sequence[Any]) -> "TaskFolder":
@@ -47,7 +49,7 @@ class TaskFolder:
         elif any(path.iterdir()):
             raise ConfigError(f"{path} holds something else than the tasks of a map. Give an empty or a new folder.")
         for part in _PARTS:
-            (folder.path / part).mkdir(exist_ok=True)
+            (folder.path / part).mkdir(mode=0o700, exist_ok=True)
         data = [pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in items]
         write_whole(folder.path / "call.pkl", pickle.dumps((reference, sys.path)))
         if not (path / "map.json").is_file():
@@ -79,12 +81,12 @@ class TaskFolder:
         return Items(self.path / "items.pkl")
 
     def _check_owner(self) -> None:
-        state = self.path.stat()
-        if state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise ConfigError(
-                f"{self.path} can be written by others, and what lies there is unpickled. Give a folder of your own, "
-                f"or: chmod 700 {self.path}"
-            )
+        for path in (self.path, *(self.path / part for part in _PARTS)):
+            if path.exists() and (path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o022):
+                raise ConfigError(
+                    f"{path} can be written by others, and what lies there is unpickled. Give a folder of your own, "
+                    f"or: chmod 700 {shlex.quote(str(path))}"
+                )
 
     def _check_same(self, reference: Reference, items: Sequence[Any]) -> None:
         said = json.loads((self.path / "map.json").read_bytes())

@@ -65,16 +65,16 @@ class Journal:
 
 
 class Journals:
-    """All journals of a folder, read as they grow."""
+    """The journals of a folder, read as they grow: all, or those of one holder, whose names begin with `of`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, of: str = "") -> None:
+        self._folder, self._of = folder, of
         self._read: dict[str, int] = {}
 
     def news(self) -> Iterator[Record]:
         """Yield the records that were added since, file by file in the order of their names."""
-        names = sorted(entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX))
-        for name in names:
+        names = (entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX))
+        for name in sorted(name for name in names if name.startswith(self._of)):
             path, start = self._folder / name, self._read.get(name, 0)
             if path.stat().st_size > start:
                 with path.open("rb") as file:

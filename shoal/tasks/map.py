@@ -1,6 +1,7 @@
 """`shoal.map`: a function for each of many items, on this machine, on a cluster, or by an executor of yours."""
 
 import concurrent.futures
+import contextlib
 import functools
 import pickle
 import sys
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.core.errors import ConfigError
+from shoal.tasks.alone import alone, refuse_live_jobs
 from shoal.tasks.call import refer, refuse_inside_worker
-from shoal.tasks.executor import Executor, Started
+from shoal.tasks.executor import Executor, Started, check_retries
 from shoal.tasks.folder import TaskFolder
 from shoal.tasks.journal import Journals, done_tasks
 from shoal.tasks.kept import KeptTask, note_deaths
 from shoal.tasks.outcome import Failure
 from shoal.tasks.progress import Progress
 from shoal.tasks.reads import check
-from shoal.tasks.slurm import SlurmOptions, check_options, map_on_slurm
+from shoal.tasks.slurm import map_on_slurm
+from shoal.tasks.submitting import SlurmOptions, check_options
 
 T = TypeVar("T")
 _LOOK_S = 0.1
@@ -38,6 +41,8 @@ def map(  # noqa: A001  # it is what it is
 ) -> list[T]:
     """Return `[function(item) for item in items]`, by worker processes on this machine.
 
+    `workers` is how many tasks run at once: without it, one a core. `executor` is another `concurrent.futures.Executor`
+    that runs them. `reads_at_once` is how many may be inside `with shoal.tasks.reads.reading():` ("auto": measured).
     With `folder`, each result is kept there as soon as it exists, and the same call goes on where an earlier one was
     cut off. With `slurm`, tasks run in a few jobs of a cluster. What a task raises is raised here with the worker's
     traceback, after `retries` more tries; `on_error="return"` puts it into the list instead. `progress` is shown on
@@ -47,6 +52,7 @@ def map(  # noqa: A001  # it is what it is
     if on_error not in ("raise", "return"):
         raise ConfigError(f'on_error={on_error!r}: give "raise" or "return".')
     check(reads_at_once)
+    check_retries(retries)
     listed = list(items)
     console = _console(sys.stderr.isatty() if progress is None else progress)
     with Progress(len(listed), console) as shown:
@@ -60,7 +66,15 @@ def map(  # noqa: A001  # it is what it is
         check_options(options, len(listed))
         kept = TaskFolder.begin(Path(folder), refer(function), listed)
         if slurm:
-            map_on_slurm(kept, options, workers=workers, retries=retries, reads_at_once=reads_at_once, progress=shown)
+            map_on_slurm(
+                kept,
+                options,
+                function=function,
+                workers=workers,
+                retries=retries,
+                reads_at_once=reads_at_once,
+                progress=shown,
+            )
         else:
             run_kept(kept, workers=workers, retries=retries, reads_at_once=reads_at_once, progress=shown)
         return collect(kept, on_error=on_error)
@@ -108,15 +122,31 @@ def run_kept(
     progress: Progress,
 ) -> None:
     """Run the tasks of a folder that have no result yet, by this machine's processes."""
-    before = done_tasks(folder.done)
-    undone = [index for index in range(folder.count()) if index not in before]
-    if not undone:
-        return
+    with alone(folder):
+        refuse_live_jobs(folder)
+        before = done_tasks(folder.done)
+        undone = [index for index in range(folder.count()) if index not in before]
+        if undone:
+            _run_undone(
+                folder, undone, workers=workers, retries=retries, reads_at_once=reads_at_once, progress=progress
+            )
+
+
+def _run_undone(
+    folder: TaskFolder,
+    undone: Sequence[int],
+    *,
+    workers: int | None,
+    retries: int,
+    reads_at_once: int | str | None,
+    progress: Progress,
+) -> None:
+    before = folder.count() - len(undone)
     pool = Executor(_few(workers, len(undone)), retries=retries, say=progress.say)
     builder = functools.partial(KeptTask, str(folder.path), "", reads_at_once)
     try:
         started = pool.start(builder, undone, is_builder=True, done_items=lambda: done_tasks(folder.done))
-        _watch(started, progress, before=len(before))
+        _watch(started, progress, before=before)
     except BaseException:
         pool.kill()
         raise
@@ -176,7 +206,9 @@ def _by_executor(
     progress: Progress,
 ) -> list[T]:
     """Run all by an executor of the user's."""
-    waiting = {executor.submit(function, item): index for index, item in enumerate(items)}
+    with getattr(executor, "batch", contextlib.nullcontext)():  # submitit: one array instead of a job each
+        futures = [executor.submit(function, item) for item in items]
+    waiting = dict(zip(futures, range(len(items)), strict=True))
     values: list[Any] = [None] * len(items)
     tries: dict[int, int] = {}
     count = 0
@@ -192,7 +224,7 @@ def _by_executor(
             except Exception as error:
                 tries[index] = tries.get(index, 0) + 1
                 if tries[index] <= retries:
-                    waiting[executor.submit(function, items[index])] = index
+                    waiting[executor.submit(_again, function, tries[index], items[index])] = index
                     continue
                 if on_error == "raise":
                     for other in waiting:
@@ -202,6 +234,11 @@ def _by_executor(
             count += 1
         progress.update(count)
     return values
+
+
+def _again(function: Callable[[Any], Any], _number: int, item: Any) -> Any:
+    """Call a function once more: Dask takes what it knows of a call for the result of an equal one."""
+    return function(item)
 
 
 def _await_some(waiting: Iterable[Any]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.looks import Looks
 from shoal.core.notice import read_wall_end
 from shoal.launch.parent import die_with_parent
 from shoal.tasks.claims import Bunch, Holder, give_back, give_back_of, take
@@ -30,7 +31,7 @@ PLANNING = "planning.json"
 """Lies in the folder's jobs/ while more bunches are to come."""
 LINGER_S = 60.0
 _MARGIN_S = 5.0
-_LOOK_S = 0.02
+_LOOK_S, _LATEST_LOOK_S = 0.02, 2.0
 _OURS_S = 1.0
 
 
@@ -46,13 +47,17 @@ class Held:
 class Node:
     """One job of a map."""
 
-    def __init__(self, folder: TaskFolder, *, width: int, retries: int, reads_at_once: int | str | None) -> None:
+    def __init__(
+        self, folder: TaskFolder, *, width: int, retries: int, reads_at_once: int | str | None, code: str = ""
+    ) -> None:
         self._folder, self._width = folder, width
         self._holder = this_holder()
         self._pool = Executor(width, retries=retries, say=lambda line: print(line, flush=True))
-        self._builder = functools.partial(KeptTask, str(folder.path), self._holder.job, reads_at_once)
+        self._builder = functools.partial(KeptTask, str(folder.path), self._holder.job, reads_at_once, code)
         self._held: list[Held] = []
+        self._looks = Looks(_LOOK_S, _LATEST_LOOK_S)
         self._end_s = read_wall_end()
+        self._longest_s = 0.0
         self._is_told = False
 
     def stop(self, *_: object) -> None:
@@ -65,21 +70,29 @@ class Node:
         give_back_of(self._folder, lambda other: other.job == holder.job and other.start < holder.start)
         idle_s = time.monotonic()
         while not self._is_time():
-            if sum(held.started.batch.left() for held in self._held) <= self._width and self._take():
-                idle_s = time.monotonic()
+            is_over = False
+            if self._has_room() and self._looks.is_due():
+                may_come = self._may_come()  # asked first: what is put out meanwhile is taken
+                is_over = not self._take() and not may_come
             self._see_to_ended()
             if self._held:
                 self._held[0].started.wait(self._held[0].started.done, seconds=_LOOK_S)
                 idle_s = time.monotonic()
-            elif not self._may_come() or time.monotonic() - idle_s > LINGER_S:
+            elif is_over or time.monotonic() - idle_s > LINGER_S:
                 break
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(self._looks.left_s())
         self._leave()
 
+    def _has_room(self) -> bool:
+        """Return whether nearly all tasks have been sent to workers."""
+        return sum(held.started.batch.left() for held in self._held) <= self._width
+
     def _take(self) -> bool:
+        """Return whether there was a bunch; the next is looked for at once then, and else after a while."""
         bunch = take(self._folder, self._holder)
         if bunch is not None:
+            self._looks.begin_anew()
             started = self._pool.start(
                 self._builder, bunch.tasks, is_builder=True, done_items=lambda: done_tasks(self._folder.done)
             )
@@ -92,6 +105,7 @@ class Node:
                 note_deaths(self._folder, self._failures(held), self._holder.job)
                 held.bunch.finish()
                 self._held.remove(held)
+                self._looks.begin_anew()  # workers are idle
             elif time.monotonic() - held.checked_s > _OURS_S:
                 held.checked_s = time.monotonic()
                 if not held.bunch.is_ours():
@@ -104,8 +118,8 @@ class Node:
     def _is_time(self) -> bool:
         if self._is_told:
             return True
-        longest_s = max((held.started.batch.task_s or 0.0 for held in self._held), default=0.0)
-        return self._end_s is not None and time.time() + 1.5 * longest_s + _MARGIN_S > self._end_s
+        self._longest_s = max([self._longest_s, *(held.started.batch.longest_s for held in self._held)])
+        return self._end_s is not None and time.time() + 1.5 * self._longest_s + _MARGIN_S > self._end_s
 
     def _may_come(self) -> bool:
         return (self._folder.jobs / PLANNING).exists()
@@ -140,11 +154,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--at-once", type=int, required=True)
     parser.add_argument("--retries", type=int, required=True)
     parser.add_argument("--reads-at-once", default="")
+    parser.add_argument("--code", default="")
     asked = parser.parse_args(argv)
     reads = int(asked.reads_at_once) if asked.reads_at_once.isdigit() else asked.reads_at_once or None
     die_with_parent(os.getppid())
     folder = TaskFolder.existing(asked.folder)
-    node = Node(folder, width=asked.at_once, retries=asked.retries, reads_at_once=reads)
+    node = Node(folder, width=asked.at_once, retries=asked.retries, reads_at_once=reads, code=asked.code)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, node.stop)
     node.run()

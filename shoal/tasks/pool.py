@@ -1,22 +1,21 @@
 """A pool of warm worker processes on this machine.
 
-1. Workers start when there is work, one each turn until all are there, and stay: each loads a function once.
+1. Workers start when there is work, one each turn until all are there, and stay: each loads a function once. Where
+   there are GPUs, each sees its part of them; who comes in the place of another, the same.
 2. An idle worker gets the next chunk of tasks, as many as take some 20 ms by what was measured (batch.py).
 3. A worker that dies is named with the task it was at; that task is tried once more in a fresh worker, alone; the
    others of its chunk run again.
-4. One thread does all of it: it waits for whichever worker answers first.
+4. One thread does all of it: it waits for whichever worker answers first. Where no worker can be started, or anything
+   else befalls that thread, every task fails with the reason: nobody else would ever run it.
 """
 
 import contextlib
-import mmap
 import os
 import pickle
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,59 +25,13 @@ from shoal.core.errors import ConfigError
 from shoal.core.host import threads_per_worker, usable_cores
 from shoal.tasks.batch import Batch
 from shoal.tasks.call import refer
+from shoal.tasks.crew import CLOSE_S, STALL_S, Worker
+from shoal.tasks.gpus import gpus_of, visible_gpus
 from shoal.tasks.outcome import Failure, describe
 from shoal.tasks.wire import receive, send
-from shoal.tasks.worker import MARK_BYTES
 
-STALL_S = 600.0
-"""How long one message may take through a local socket before its worker counts as dead."""
-_CLOSE_S = 5.0
 _VAIN_STARTS = 3
 _TELL_S = 1.0
-
-
-class Worker:
-    """One worker process, and what it is doing."""
-
-    def __init__(self, number: int, threads: int) -> None:
-        self.number = number
-        self.batch: Batch | None = None
-        self.positions: Sequence[int] = ()
-        self.known: set[int] = set()
-        self.end, theirs = socket.socketpair()
-        self.end.settimeout(STALL_S)
-        mark = _shared_memory()
-        os.ftruncate(mark, MARK_BYTES)
-        self._mark = memoryview(mmap.mmap(mark, MARK_BYTES)).cast("q")
-        numbers = [str(each) for each in (theirs.fileno(), mark, os.getpid())]
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.tasks.worker", *numbers],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), mark),
-                env={"OMP_NUM_THREADS": str(threads), **os.environ},
-                start_new_session=True,  # Ctrl-C reaches us alone
-            )
-        os.close(mark)
-
-    def start(self, batch: Batch, positions: Sequence[int], message: Any) -> None:
-        """Send a chunk; OSError if the worker is gone."""
-        self.batch, self.positions, self._mark[0] = batch, positions, -1
-        send(self.end, message)
-
-    @property
-    def at(self) -> int:
-        """The task it is at, of its chunk; -1: none yet."""
-        return self._mark[0]
-
-    def stop(self, *, grace_s: float = 0.0) -> int:
-        """End it, by its process id; return its exit code."""
-        self.end.close()  # an idle one ends by this
-        try:
-            return self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait(_CLOSE_S)
 
 
 class Pool:
@@ -89,6 +42,7 @@ class Pool:
             raise ConfigError(f"workers={workers}: give at least 1.")
         self.workers = workers or usable_cores()
         self._say = say
+        self._gpus = gpus_of(visible_gpus(os.environ), self.workers)
         self._queue: deque[Batch] = deque()
         self._lock = threading.Lock()
         self._functions: list[Any] = []
@@ -96,6 +50,8 @@ class Pool:
         self._crew: list[Worker] = []
         self._started, self._vain = 0, 0
         self._is_closing = False
+        self._failure: Failure | None = None
+        """Why no task is run any more."""
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -113,9 +69,11 @@ class Pool:
         batch.function = function
         batch.task_s = batch.task_s or self._task_s.get(function)
         with self._lock:
-            if not batch.is_queued:
+            if self._failure is None and not batch.is_queued:
                 batch.is_queued = True
                 self._queue.append(batch)
+        if self._failure is not None:
+            batch.give_up(self._failure)
         self.wake()
 
     def wake(self) -> None:
@@ -138,6 +96,17 @@ class Pool:
         self._waker.close()
 
     def _loop(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._abandon(describe(error))
+        # Here, not after: the kernel kills workers when the thread ends that started them (launch/parent.py).
+        for worker in self._crew:
+            worker.end.close()
+        for worker in self._crew:
+            worker.stop(grace_s=CLOSE_S)
+
+    def _work(self) -> None:
         while not (self._is_closing and all(worker.batch is None for worker in self._crew)):
             if not self._is_closing:
                 self._feed()
@@ -146,11 +115,18 @@ class Pool:
                     self._wake_end.recv(4096)
                 else:
                     self._hear(key.data)
-        # Here, not after: the kernel kills workers when the thread ends that started them (launch/parent.py).
+
+    def _abandon(self, failure: Failure) -> None:
+        """Fail all tasks, also those that come later."""
+        with self._lock:
+            self._failure = failure
+            left: dict[Batch, list[int]] = {batch: [] for batch in self._queue}
+            self._queue.clear()
         for worker in self._crew:
-            worker.end.close()
-        for worker in self._crew:
-            worker.stop(grace_s=_CLOSE_S)
+            if worker.batch is not None:
+                left.setdefault(worker.batch, []).extend(worker.positions)
+        for batch, positions in left.items():
+            batch.give_up(failure, under_way=positions)
 
     def _feed(self) -> None:
         while self._queue:
@@ -164,13 +140,25 @@ class Pool:
                 continue
             worker = next((each for each in self._crew if each.batch is None), None)
             if worker is None:
-                if len(self._crew) == self.workers:
-                    return
-                worker = self._start_worker()
+                worker = self._start_worker() if len(self._crew) < self.workers else None
+            if worker is None:
+                return
             self._send(worker, batch)
 
-    def _start_worker(self) -> Worker:
-        worker = Worker(self._started, threads_per_worker(self.workers))
+    def _start_worker(self) -> Worker | None:
+        """Return another worker; None where there can be no more, and those that there are do it alone."""
+        place = min(set(range(self.workers)) - {each.place for each in self._crew})
+        threads = str(threads_per_worker(self.workers))
+        env = {"OMP_NUM_THREADS": threads, **os.environ, **self._gpus[place]}
+        try:
+            worker = Worker(self._started, place, env)
+        except OSError as error:
+            if not self._crew:
+                raise
+            self.workers = len(self._crew)
+            if self._say is not None:
+                self._say(f"no more workers can be started: {error}. The tasks run on {self.workers}.")
+            return None
         self._started += 1
         self._crew.append(worker)
         self._selector.register(worker.end, selectors.EVENT_READ, worker)
@@ -180,20 +168,21 @@ class Pool:
         positions = batch.take(self.workers)
         if not positions:
             return
+        worker.begin(batch, positions)
         whole = isinstance(positions, range)
         items = batch.items[positions[0] : positions[-1] + 1] if whole else [batch.items[each] for each in positions]
         try:
             pickled = pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
+            worker.rest()
             self._refuse(batch, positions, error)
             return
         try:
             if batch.function not in worker.known:
                 worker.known.add(batch.function)
                 send(worker.end, ("load", batch.function, self._functions[batch.function], sys.path))
-            worker.start(batch, positions, ("run", batch.function, batch.starred, pickled))
+            send(worker.end, ("run", batch.function, batch.starred, pickled))
         except OSError:
-            worker.batch, worker.positions = batch, positions
             self._bury(worker)
 
     def _refuse(self, batch: Batch, positions: Sequence[int], error: Exception) -> None:
@@ -219,7 +208,6 @@ class Pool:
             return
         batch, positions = worker.batch, worker.positions
         assert batch is not None
-        worker.batch, worker.positions, self._vain = None, (), 0
         seconds, results, failures = pickle.loads(data)  # noqa: S301  # from our own worker
         try:
             values = pickle.loads(results) if results else [None] * len(positions)  # noqa: S301  # the same
@@ -230,6 +218,8 @@ class Pool:
         else:
             found = {positions[at]: failure for at, failure in failures.items()}
         batch.done(positions, values, found, seconds)
+        worker.rest()
+        self._vain = 0
         self._task_s[batch.function] = batch.task_s or 0.0
         self._queue_again(batch)
 
@@ -244,7 +234,7 @@ class Pool:
         """Take leave of a worker that is gone, and see to its tasks."""
         self._selector.unregister(worker.end)
         self._crew.remove(worker)
-        code = worker.stop(grace_s=_CLOSE_S)
+        code = worker.stop(grace_s=CLOSE_S)
         batch, at = worker.batch, worker.at
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if batch is None or self._is_closing:
@@ -266,13 +256,6 @@ class Pool:
         if self._say is not None:
             self._say(failure.said)
         batch.lost(worker.positions, at, failure)
-
-
-def _shared_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("shoal-mark")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _shown(item: Any) -> str:

@@ -1,7 +1,7 @@
 """The jobs of a folder: which were submitted, and what Slurm says of them, asked in the background."""
 
+import dataclasses
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shoal.core.errors import SlurmError
 from shoal.core.files import write_whole
-from shoal.launch.slurm.commands import JobState, call, states
+from shoal.launch.slurm.commands import MARK, NUMBER, JobState, find_again, states
+from shoal.launch.slurm.nodes import nodes_for
 from shoal.tasks.bunch import Room
 from shoal.tasks.claims import taken
 from shoal.tasks.folder import TaskFolder
@@ -19,6 +20,8 @@ from shoal.tasks.node import PLANNING
 
 SOONEST_S, LATEST_S = 1.0, 10.0
 """How often Slurm is asked: often at first, then rarely; a controller serves many."""
+ENDED = "ended"
+"""Lies in the folder's jobs/ when none of them has anything left to do."""
 _SUFFIX = ".job"
 _SHOWN = 3000
 
@@ -46,9 +49,12 @@ class JobWatch:
     def __init__(self, folder: TaskFolder) -> None:
         self._folder = folder
         written = {path.name.removesuffix(_SUFFIX) for path in folder.jobs.glob(f"*{_SUFFIX}")}
-        # One was submitted, and its number not yet written, when this side was killed: its bunches tell.
         found = {holder.job.partition("_")[0] for _, holder in taken(folder)}
         self.jobs = sorted(written | found, key=lambda job: (len(job), job))
+        # This side was killed after it had asked for a job, and before its number was written down.
+        self._unknown = [mark.parent for mark in folder.jobs.glob(f"submission-*/{MARK}")]
+        self._unknown = [path for path in self._unknown if not (path / NUMBER).is_file()]
+        self._found: list[str] = []
         self._answer: Answer | None = None
         self._last: Answer | None = None
         self._thread: threading.Thread | None = None
@@ -63,7 +69,10 @@ class JobWatch:
 
     def look(self) -> Answer | None:
         """Return what Slurm says, if there is news; never waits for it."""
-        if not self.jobs:
+        while self._found:
+            if (job := self._found.pop()) not in self.jobs:
+                self.add(job)
+        if not self.jobs and not self._unknown:
             return Answer((), {})
         now_s = time.monotonic()
         every_s = min(LATEST_S, max(SOONEST_S, (now_s - self._begun_s) / 20))
@@ -72,7 +81,7 @@ class JobWatch:
             self._thread = threading.Thread(target=self._ask, args=(tuple(self.jobs),), daemon=True)
             self._thread.start()
         answer, self._answer = self._answer, None
-        if answer is None or answer.jobs != tuple(self.jobs):  # older than a job that was added meanwhile
+        if answer is None or self._found or answer.jobs != tuple(self.jobs):  # older than a job that was added since
             return None
         self._last = answer
         return answer
@@ -89,8 +98,21 @@ class JobWatch:
         counts = Counter(state.state for state in self._last.states.values()) if self._last else {}
         return f"The jobs: {', '.join(f'{count} {state}' for state, count in counts.items())}." if counts else ""
 
+    def live(self) -> list[str]:
+        """Return the jobs, or elements of arrays, that run or will; SlurmError where Slurm does not say."""
+        if (self._folder.jobs / ENDED).exists():
+            return []
+        found = [find_again(path) for path in self._unknown]
+        jobs = sorted({*self.jobs, *(job for job in found if job is not None)})
+        return Answer(tuple(jobs), states(jobs)).live if jobs else []
+
+    def end(self) -> None:
+        """Note that nothing more is to be done by jobs."""
+        write_whole(self._folder.jobs / ENDED, "")
+
     def next_folder(self) -> Path:
         """Return a folder for the script and output of a submission."""
+        (self._folder.jobs / ENDED).unlink(missing_ok=True)
         number = sum(1 for _ in self._folder.jobs.glob("submission-*")) + 1
         return self._folder.jobs / f"submission-{number}"
 
@@ -101,6 +123,10 @@ class JobWatch:
 
     def _ask(self, jobs: tuple[str, ...]) -> None:
         try:
+            while self._unknown:
+                job = find_again(self._unknown[-1])
+                self._found += [job] if job is not None else []
+                self._unknown.pop()
             self._answer = Answer(jobs, states(jobs))
         except SlurmError:  # the controller is down: it will be asked again
             return
@@ -120,18 +146,17 @@ def read_sample(folder: TaskFolder) -> list[int]:
     return found
 
 
-def smallest_node(partition: str | None, cores: int, gpu_memory_bytes: float) -> Room:
-    """Return what the smallest node has that a job may get, as sinfo says; so many cores, where it does not.
+def smallest_node(partition: str | None, said_to_have: Room) -> Room:
+    """Return what the smallest node has that a job may get, as sinfo says; what it is said to have, where it does not.
 
-    Slurm does not know the memory of GPUs: that is the caller's.
+    Slurm does not know the memory of GPUs: that is the caller's. A node that is down may be up when the job begins.
     """
-    among = [f"--partition={partition}"] if partition else []
     try:
-        said = call(["sinfo", "--noheader", "--format=%c|%m", *among])
+        kinds = nodes_for(partition, is_any=True)
     except SlurmError:
-        said = ""
-    rows = re.findall(r"(\d+)\+?\|(\d+)", said)
-    if not rows:
-        return Room(cores, 0, gpu_memory_bytes)
-    memory_bytes = min(int(row[1]) for row in rows) * 2**20
-    return Room(min(int(row[0]) for row in rows), memory_bytes, gpu_memory_bytes)
+        return said_to_have
+    return dataclasses.replace(
+        said_to_have,
+        cores=min(kind.cores for kind in kinds),
+        memory_bytes=min(kind.memory_bytes for kind in kinds),
+    )

@@ -6,10 +6,11 @@
 3. When a round is over, nobody runs: trials that have not ended were cut off, and are made up for in a next one.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from shoal.tasks.map import map as run_map
-from shoal.tasks.slurm import SlurmOptions
+from shoal.tasks.submitting import SlurmOptions
 from shoal.tasks.sweep import Sweep, alone, open_sweep, result_of, task_of
 from shoal.tasks.sweep_result import SweepResult, refuse_vain
 from shoal.tasks.sweep_study import is_exhausted, make_up, mend
@@ -40,7 +41,7 @@ def run_sweep_on_slurm(
                     tasks,
                     folder=folder,
                     workers=at_once,
-                    slurm=options,
+                    slurm=dataclasses.replace(options, code=sweep.file),
                     on_error="return",
                     progress=progress,
                 )

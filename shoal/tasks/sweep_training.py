@@ -26,6 +26,7 @@ from shoal.core.events import EventReader
 from shoal.core.files import write_whole
 from shoal.core.run_folder import RunFolder
 from shoal.spec.job import Job
+from shoal.tasks.call import used_copy
 from shoal.tasks.sweep_trial import Task
 
 if TYPE_CHECKING:
@@ -147,10 +148,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _source(trial: "optuna.Trial", task: Task) -> str:
+    copy = used_copy()
+    code = f", code={str(copy)!a}" if copy is not None else ""
     return (
         f'"""Trial {trial.number} of a sweep of {task.file.name!a}. To train it again: shoal train FILE"""\n\n'
         "from shoal.tasks.sweep_trial import fixed_job\n\n"
-        f"job = fixed_job({str(task.file.resolve())!a}, {trial.params!a})\n"
+        f"job = fixed_job({str(task.file.resolve())!a}, {trial.params!a}{code})\n"
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import JobError, ShoalError
 from shoal.spec.job import Job
-from shoal.tasks.call import load_file
+from shoal.tasks.call import load_file, use_copy
 from shoal.tasks.sweep_study import EXHAUSTED, FAILED, TASK, Search, is_exhausted, is_vain, make_up, open_study
 
 if TYPE_CHECKING:
@@ -85,10 +85,15 @@ def load(file: Path) -> tuple[str, Callable[["optuna.trial.BaseTrial"], Any]]:
     return next(iter(found.items()))
 
 
-def fixed_job(file: str, parameters: dict[str, Any]) -> Job:
-    """Return the job that `file` makes with these parameters: what the file of a trial consists of."""
+def fixed_job(file: str, parameters: dict[str, Any], *, code: str = "") -> Job:
+    """Return the job that `file` makes with these parameters: what the file of a trial consists of.
+
+    `code` is the copy of the file and its modules that the trial's job was submitted with.
+    """
     from optuna.trial import FixedTrial
 
+    if code:
+        use_copy(Path(code))
     _, function = load(Path(file))
     return as_job(Path(file), function(FixedTrial(parameters)))
 

@@ -32,7 +32,7 @@ from shoal.data.pack.progress import Quiet
 from shoal.data.pack.reader import open_pack
 from shoal.data.pack.writer import pack
 from shoal.native import jpeg
-from tests.data.packs import images_pack
+from tests.data.packs import images_pack, tokens_pack
 
 WINDOW = 17
 PYTHON = Path(sys.executable)
@@ -263,3 +263,10 @@ def test_the_table_says_how_many_times_as_fast_shoal_is() -> None:
     assert "shoal is 3.00 times as fast as the fastest of the others, Peer 2.1, 2 workers." in text
     assert "X is left out: it is not there." in text
     assert figures.best_peer() is peer
+
+
+def test_a_pack_without_one_whole_window_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tokens_pack(tmp_path / "short.pack", 1)
+    asked = ["bench", "loaders", "--data", str(short), "--peers", "shoal", "--window", "100000", "--seconds", "0.1"]
+    assert main(asked) == 2
+    assert "has no sample of tokens. Use more data, or a shorter --window." in capsys.readouterr().err

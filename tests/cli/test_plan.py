@@ -1,12 +1,15 @@
 """`shoal plan`: what it shows, what it writes, what it leaves alone, and what it refuses."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.cli import train
 from shoal.cli.main import main
+from shoal.cli.plan_flags import read_plan
 from shoal.cli.timeline import draw
 from shoal.core.toml import read_toml
 from shoal.planner.time.simulate import Piece, simulate_pipeline
@@ -51,6 +54,34 @@ def test_the_best_plan_is_written_with_its_prediction(capfd: pytest.CaptureFixtu
     times_s = [each["time"]["step_s"] for each in found["plans"]]
     assert times_s == sorted(times_s)
     assert found["machine"]["nodes"] == 2
+
+
+def asked(*words: str | Path) -> Plan:
+    """Return the plan of `shoal train train.py` with these words."""
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    return read_plan(parser.parse_args(["train.py", *map(str, words)]))
+
+
+def test_the_plan_says_why_it_was_chosen_and_what_was_made_of_it_since(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answer(capfd, job_file(tmp_path, BLOCKS), *H100S)
+    file = Path("plan.toml")
+    why = read_toml(Plan, file).why
+    assert why[0].startswith("The fastest of ")
+    assert asked("--plan", file).why == why
+    assert asked("--plan", file, "--micro-batch", "2").why == (*why, "Changed by --micro-batch 2.")
+    file.write_text(file.read_text().replace("timeout_s = 600.0", "timeout_s = 60.0"))
+    assert asked("--plan", file).why == (*why, "plan.toml was edited after `shoal plan` had written it.")
+
+
+def test_a_plan_of_flags_or_by_hand_says_so() -> None:
+    assert asked().why == ("No plan was given, and no number of workers: one worker.",)
+    given = ("--workers", "2", "--zero", "3", "--precision", "bf16", "--compile")
+    assert asked(*given).why == ("Given by --workers 2 --zero 3 --precision bf16 --compile.",)
+    Path("mine.toml").write_text("[mesh]\nreplicate = 2\n")
+    assert asked("--plan", "mine.toml").why == ("mine.toml does not say why.",)
 
 
 def test_the_table_shows_the_parts_of_a_step_and_why_the_others_lost(

@@ -38,7 +38,10 @@ def test_a_model_that_is_another_with_two_workers_is_found_out(tmp_path: Path) -
     spoiled = "fields['loss'] = lambda output, batch: ((output[:, 0] - batch[1] - max(worker, 0)) ** 2).mean()\n"
     done = verify(tmp_path, job_file(tmp_path, spoiled), "--workers", "2")
     assert done.returncode == 1, done.stderr
-    assert "DIFFERENT, first at step 1: loss is" in done.stdout.replace("\n", " ")
+    said = done.stdout.replace("\n", " ")
+    assert "DIFFERENT, first at step 1: loss is" in said
+    assert "this is more than rounding" in said
+    assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
 def test_a_plan_that_cannot_run_is_refused_before_any_process_starts(tmp_path: Path) -> None:
@@ -90,7 +93,8 @@ def test_the_verdict_names_the_first_difference_and_what_was_left_out() -> None:
     first = Difference(what="gradient of blocks.3.weight", step=7, one=1.0, plan=1.5, relative=0.5)
     verdict = Verdict(
         equal=False, steps=20, tolerance=1e-4, loss=1e-7, gradient_norm=0.2, parameter=0.1,
-        parameter_name="blocks.3.weight", left_out=64, numbers=1000, first=first, one_run="runs/a", plan_run="runs/b",
+        parameter_name="blocks.3.weight", left_out=64, numbers=1000, first=first, rounding=None, one_run="runs/a",
+        plan_run="runs/b",
     )  # fmt: skip
     text = "\n".join(describe(verdict))
     assert "DIFFERENT, first at step 7: gradient of blocks.3.weight is 1 in one process and 1.5" in text

@@ -20,16 +20,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 from shoal.core.host import memory_bytes
+from tests.support.needs import why_no
 from tests.support.waiting import wait_until
 
 _PACKAGES = ("slurm-wlm", "munge")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 _TIMEOUT_S = 60.0
-_APT_S = 120.0
 _USABLE = {"idle", "mixed", "allocated", "completing"}
 _CONF = """\
 ClusterName=test
@@ -69,34 +68,18 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 # many CPUs as it says, although the machine may have fewer.
 
 
-@cache
 def why_not() -> str | None:
     """Return why this machine cannot have a Slurm, or None; its packages are installed where that can be done."""
-    if os.geteuid() != 0:
-        return "a Slurm for tests needs root"
-    if all(map(shutil.which, _PROGRAMS)):
-        return None
-    if shutil.which("apt-get") is None:
-        return f"there is no Slurm here, nor apt-get to install {' and '.join(_PACKAGES)}"
-    said = ""
-    for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
-        asked = ["apt-get", "-qq", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1", *command]
-        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        try:
-            done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=_APT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return f"Slurm could not be installed: {' '.join(command[:2])} took more than {_APT_S:g} s"
-        said = done.stderr.strip()[-200:]
-    return None if done.returncode == 0 else f"Slurm could not be installed: {said}"
+    return "a Slurm for tests needs root" if os.geteuid() != 0 else why_no(_PROGRAMS, _PACKAGES)
 
 
 @contextmanager
-def slurm_cluster(*, nodes: int = 4, cpus: int = 2, extra: str = "") -> Iterator["SlurmCluster"]:
-    """Have a Slurm with nodes called node1, node2, ...; `extra` are further lines of slurm.conf."""
+def slurm_cluster(*, nodes: int = 4, cpus: int = 2, topology: str = "") -> Iterator["SlurmCluster"]:
+    """Have a Slurm with nodes called node1, node2, ...; `topology` is its topology.conf, if it has switches."""
     _end_what_is_left()
     state = Path(tempfile.mkdtemp(prefix=f"slurm-{os.getpid()}-"))
     state.chmod(0o755)  # munged wants its socket where everybody can reach it
-    cluster = SlurmCluster(state, nodes=nodes, cpus=cpus, extra=extra)
+    cluster = SlurmCluster(state, nodes=nodes, cpus=cpus, topology=topology)
     try:
         cluster.start()
         yield cluster
@@ -105,10 +88,19 @@ def slurm_cluster(*, nodes: int = 4, cpus: int = 2, extra: str = "") -> Iterator
         shutil.rmtree(state, ignore_errors=True)
 
 
+def sbatch_that_kills(folder: Path) -> Path:
+    """Return a folder for PATH whose sbatch submits the job, and then kills whoever called it, before it has heard."""
+    program = folder / "killing" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" >/dev/null && kill -9 $PPID\n')
+    program.chmod(0o755)
+    return program.parent
+
+
 class SlurmCluster:
     """The daemons of a Slurm whose files lie in `state`."""
 
-    def __init__(self, state: Path, *, nodes: int, cpus: int, extra: str = "") -> None:
+    def __init__(self, state: Path, *, nodes: int, cpus: int, topology: str = "") -> None:
         self.state, self.cpus = state, cpus
         self.nodes = [f"node{index + 1}" for index in range(nodes)]
         self.env = {"SLURM_CONF": str(state / "slurm.conf")}
@@ -127,9 +119,10 @@ class SlurmCluster:
             nodes=nodes,
             cpus=cpus,
             memory=int(memory_bytes() / 2**20 * 0.9),
-            extra=extra,
+            extra="TopologyPlugin=topology/tree" if topology else "",
         )
         (state / "slurm.conf").write_text(text)
+        (state / "topology.conf").write_text(topology)
         (state / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # read although no cgroups are used
         (state / "munge.key").write_bytes(os.urandom(1024))
         (state / "munge.key").chmod(0o600)
@@ -154,6 +147,11 @@ class SlurmCluster:
     def kill_controller(self) -> None:
         """Kill the controller: no job learns of it, and Slurm's programs get no answer."""
         self._kill("slurmctld")
+
+    def wait_for_note_of_jobs(self, since_s: float) -> None:
+        """Return when the controller has noted its jobs after that time: some seconds late; it forgets the others."""
+        notes = self.state / "controller" / "job_state"
+        wait_until(lambda: notes.exists() and notes.stat().st_mtime > since_s)
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon, if it does not run."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.errors import WorkerFailed
 from shoal.tasks import claims
 from shoal.tasks.call import refer
 from shoal.tasks.claims import Bunch, Holder
@@ -66,3 +67,28 @@ def test_a_taken_bunch_is_given_back_once(folder: TaskFolder) -> None:
     claims.give_back(folder, bunch.path)
     claims.give_back(folder, bunch.path)
     assert [path.name for path in folder.open.iterdir()] == ["000000-1.bunch"]
+
+
+def test_bunches_that_are_moved_while_they_are_read_are_found_where_they_are_then(
+    folder: TaskFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        claims.offer(folder, number, [number, number + 10])
+
+    def read(path: Path) -> bytes:
+        if path.parent == folder.open:  # a job takes whatever somebody looks at
+            claims.take(folder, Holder("7", 0, "a"))
+        return whole(path)
+
+    whole = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert claims.covered(folder) == {0, 1, 2, 3, 10, 11, 12, 13}
+
+
+def test_a_folder_that_lists_what_is_not_there_is_not_looked_at_for_ever(
+    folder: TaskFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.open / "000001-0.bunch").symlink_to(folder.open / "nothing")
+    monkeypatch.setattr(claims, "_LATEST_S", 0.01)
+    with pytest.raises(WorkerFailed, match="lists bunches that are not there"):
+        claims.covered(folder)

@@ -5,9 +5,11 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,16 +101,34 @@ def test_failed_tasks_are_tried_again_as_often_as_asked(tmp_path: Path) -> None:
 
 def test_pending_futures_can_be_cancelled(tmp_path: Path) -> None:
     pool = Executor(1)
+    first = pool.submit(work.wait_for, str(tmp_path / "gate"), 60)
+    wait_until(first.running)
     futures = [pool.submit(work.note, (str(tmp_path), number)) for number in range(300)]
     assert futures[-1].cancel()
-    pool.shutdown(cancel_futures=True)
-    _, pending = concurrent.futures.wait(futures, timeout=0)
+    shutting = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+    shutting.start()
+    wait_until(lambda: all(future.cancelled() for future in futures))
+    (tmp_path / "gate").touch()
+    assert first.result(timeout=30) == 60
+    _, pending = concurrent.futures.wait(futures, timeout=30)
     assert not pending
-    ran = {int(path.name) for path in tmp_path.iterdir()}
-    assert ran == {number for number, future in enumerate(futures) if not future.cancelled()}
-    assert len(ran) < 300
+    shutting.join(30)
+    assert [path.name for path in tmp_path.iterdir()] == ["gate"]
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(work.double, 1)
+
+
+def test_a_map_under_way_can_be_cancelled_as_well(tmp_path: Path) -> None:
+    pool = Executor(1)
+    items = [str(tmp_path / "gate")] * 300
+    started = pool.start(work.wait_at, items)
+    wait_until(lambda: started.batch.left() < 300)
+    shutting = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+    shutting.start()
+    wait_until(lambda: started.batch.left() == 0)
+    (tmp_path / "gate").touch()
+    shutting.join(30)
+    assert started.done < 300
 
 
 def test_no_worker_is_left_behind() -> None:
@@ -138,12 +158,59 @@ def test_chunks_follow_what_tasks_take() -> None:
     assert chunk_tasks(10_000, total=10_000, workers=2, task_s=1.0) == 1
 
 
+def test_where_no_worker_can_be_started_every_task_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    pool = Executor(2)
+    futures = [pool.submit(work.double, number) for number in range(3)]
+    for future in futures:
+        with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+            future.result(timeout=30)
+    with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+        pool.submit(work.double, 4).result(timeout=30)
+    with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+        list(pool.map(work.double, range(10), timeout=30))
+    pool.shutdown()
+
+
+def test_where_some_workers_cannot_be_started_the_others_run_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    popen = subprocess.Popen
+
+    def first_alone(*arguments: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    started: list[Any] = []
+    monkeypatch.setattr("shoal.tasks.crew.subprocess.Popen", first_alone)
+    with Executor(4, say=said.append) as pool:
+        assert list(pool.map(work.double, range(100))) == list(range(0, 200, 2))
+        assert len(set(pool.map(work.process, range(10)))) == 1
+    assert "no more workers can be started: [Errno 11]" in said[0]
+    assert "The tasks run on 1." in said[0]
+
+
+def test_whatever_befalls_the_pool_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    with Executor(2) as pool:
+        assert pool.submit(work.double, 1).result(timeout=30) == 2
+        monkeypatch.setattr(pool._pool, "_hear", breaks)
+        futures = [pool.submit(work.double, number) for number in range(50)]
+        for future in futures:
+            with pytest.raises(RuntimeError, match="a mistake of ours"):
+                future.result(timeout=30)
+
+
 def test_no_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match="workers=0: give at least 1"):
         Executor(0)
 
 
-def test_what_tasks_print_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_tasks_print_is_seen(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, parts of lines of two workers mix
     with Executor(2) as pool:
         list(pool.map(work.say, range(50)))
     assert sorted(capfd.readouterr().out.splitlines()) == sorted(f"task {number}" for number in range(50))

@@ -6,13 +6,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import shoal
 from shoal.core.errors import ConfigError, WorkerFailed
+from shoal.data.stage.locks import FileLock
 from shoal.tasks.journal import Journals, done_tasks
 from shoal.tasks.progress import time_left_s
+from shoal.tasks.queued import ENDED
+from shoal.tasks.reads import _bytes_read
+from shoal.tasks.submitting import SlurmOptions
 from tests.support.waiting import wait_until
 from tests.tasks import work
 
@@ -149,6 +154,72 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
         shoal.map(work.double, [1], folder=folder)
 
 
+def test_the_folders_of_a_map_are_its_owners_alone_whatever_the_umask_and_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "it's kept"
+    folder.mkdir(mode=0o755)  # by hand
+    umask = os.umask(0o002)
+    try:
+        shoal.map(work.most_at_once, [str(tmp_path)], folder=folder, reads_at_once=1)
+    finally:
+        os.umask(umask)
+    inside = [path for path in folder.iterdir() if path.is_dir()]
+    assert {path.name for path in inside} == {"done", "open", "taken", "jobs", "code", "reads"}
+    assert {path.stat().st_mode & 0o777 for path in inside} == {0o700}
+    (folder / "done").chmod(0o770)
+    with pytest.raises(ConfigError, match="done can be written by others") as raised:
+        shoal.map(work.most_at_once, [str(tmp_path)], folder=folder, reads_at_once=1)
+    subprocess.run(["bash", "-c", str(raised.value).partition("or: ")[2]], check=True, timeout=10)
+    assert (folder / "done").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_another_process_is_at_work_on_is_refused(tmp_path: Path) -> None:
+    gate, folder = tmp_path / "gate", tmp_path / "kept"
+    items = [str(gate)]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        first = thread.submit(shoal.map, work.wait_at, items, folder=folder)
+        wait_until(lambda: (folder / "work.lock").exists() or first.done())
+        wait_until(lambda: not is_free(folder / "work.lock") or first.done())
+        for slurm in (False, SlurmOptions()):
+            with pytest.raises(ConfigError, match="another process is at work on"):
+                shoal.map(work.wait_at, items, folder=folder, slurm=slurm)
+        gate.touch()
+        assert first.result(timeout=60) == [None]
+    assert shoal.map(work.wait_at, items, folder=folder) == [None]
+
+
+def is_free(path: Path) -> bool:
+    with FileLock(path) as lock:
+        return lock.take()
+
+
+@pytest.mark.parametrize(
+    ("squeue", "said"),
+    [
+        ("echo '12_0|RUNNING|node1|None'", r"1 job of Slurm is at work on .*: scancel 12_0"),
+        ("exit 1", "whether they still are cannot be told: squeue failed"),
+    ],
+)
+def test_tasks_that_jobs_of_a_stand_in_for_slurm_are_at_are_not_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, said: str
+) -> None:
+    folder = tmp_path / "kept"
+    shoal.map(work.double, [1], folder=folder)
+    (folder / "jobs" / "12.job").touch()
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=said):
+        shoal.map(work.double, [1], folder=folder)
+    (folder / "jobs" / ENDED).touch()
+    assert shoal.map(work.double, [1], folder=folder) == [2]
+
+
+def test_a_number_of_retries_below_0_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="retries=-1: give 0, or how often"):
+        shoal.map(work.double, [1], folder=tmp_path / "kept", retries=-1)
+    assert not (tmp_path / "kept").exists()
+
+
 def test_no_more_read_at_once_than_asked(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -156,12 +227,32 @@ def test_no_more_read_at_once_than_asked(tmp_path: Path) -> None:
         kept = tmp_path / f"kept-{limit}"
         seen = shoal.map(work.most_at_once, [str(marks)] * 20, folder=kept, workers=4, reads_at_once=limit)
         assert max(seen) <= limit
-    seen = shoal.map(work.most_at_once, [str(marks)] * 20, folder=tmp_path / "auto", workers=4, reads_at_once="auto")
-    assert max(seen) <= 4
     with pytest.raises(ConfigError, match="reads_at_once=0"):
         shoal.map(work.double, [1], folder=tmp_path / "none", reads_at_once=0)
     with pytest.raises(ConfigError, match="reads_at_once= needs folder="):
         shoal.map(work.double, [1], reads_at_once=1)
+
+
+@pytest.mark.parametrize("is_saturated", [True, False])
+def test_as_many_read_at_once_as_add_to_the_rate_of_all(tmp_path: Path, is_saturated: bool) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (tmp_path / "source").write_bytes(bytes(100_000))
+    items = [(str(marks), None)] * 4 + [(str(marks), is_saturated)] * 24
+    seen = shoal.map(work.read_from, items, folder=tmp_path / "kept", workers=4, reads_at_once="auto")
+    assert (fmean(seen[4:]) < 2.5) == is_saturated, seen
+
+
+def test_reading_is_measured_by_what_was_asked_for_or_fetched(tmp_path: Path) -> None:
+    counters = tmp_path / "io"
+    counters.write_text("rchar: 1200\nwchar: 5\nsyscr: 3\nread_bytes: 4096\ncancelled_write_bytes: 0\n")
+    assert _bytes_read(counters) == (1200, 4096)
+    counters.write_text("rchar: 12")
+    assert _bytes_read(counters) == (0, 0)
+    before = _bytes_read()
+    counters.write_bytes(bytes(100_000))
+    counters.read_bytes()
+    assert _bytes_read()[0] - before[0] >= 100_000
 
 
 def test_time_left_is_by_the_pace_so_far() -> None:

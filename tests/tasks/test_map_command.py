@@ -1,13 +1,14 @@
 """`shoal map` on the command line: what items may be, what is printed, and the exit codes."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.cli.main import main
-from shoal.cli.map import read_items
+from shoal.cli.map import as_json, read_items
 from shoal.core.errors import ConfigError
 
 FILE = """
@@ -18,6 +19,22 @@ def odd(item):
     if item % 2 == 0:
         raise ValueError(f"{item} is even")
     return item
+"""
+
+
+ODD = """
+import math
+from fractions import Fraction
+
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+def strange(number):
+    itself = []
+    itself.append(itself)
+    found = [{(1, 2): "x", 3: math.nan, None: 1}, [1.5, math.nan, -math.inf], {4}, {math.nan: Fraction(1, 3)}]
+    return [*found, Mute(), itself, (1, (2, 3))][number]
 """
 
 
@@ -71,6 +88,37 @@ def test_failed_tasks_are_exit_code_1_and_shown(file: Path, tmp_path: Path, capf
     ]
 
 
+def test_results_that_json_does_not_know_are_written_as_python_shows_them(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    assert main(["map", "odd.py:strange", "range:0:7"]) == 0
+    found = [line["result"] for line in lines(tmp_path / "strange-map" / "results.jsonl")]
+    assert found == [
+        {"(1, 2)": "x", "3": None, "null": 1},
+        [1.5, None, None],
+        "{4}",
+        {"nan": "Fraction(1, 3)"},
+        "a Mute",
+        "[[...]]",
+        [1, [2, 3]],
+    ]
+
+
+def test_what_is_written_is_json() -> None:
+    for value in (math.nan, {math.inf: 1}, {(): math.nan}):
+        json.loads(as_json({"result": value}), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("flag", ["--time 5m", "--cores 2", "--gpus 0", "--task-time 1s", "--partition p", "--site s"])
+def test_flags_about_a_cluster_are_refused_without_one(
+    file: Path, flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["map", "f.py:double", "range:0:3", *flag.split()]) == 2
+    assert f"{flag.split(maxsplit=1)[0]} is about jobs on a cluster. Give --slurm, too" in capfd.readouterr().err
+    assert not Path("double-map").exists()
+
+
 def test_mistakes_are_exit_code_2(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ["map", "f.py:double", "range:0:100000", "--slurm", "--tasks-per-job", "1"]
     assert main(asked) == 2
@@ -79,4 +127,5 @@ def test_mistakes_are_exit_code_2(file: Path, capfd: pytest.CaptureFixture[str])
     for wrong in (["f.py:triple", "range:0:3"], ["f.py", "range:0:3"], ["f.py:double", "no"]):
         assert main(["map", *wrong]) == 2
     assert main(["map", "f.py:double", "range:0:3", "--workers", "0"]) == 2
+    assert main(["map", "f.py:double", "range:0:3", "--retries", "-1"]) == 2
     assert main(["map", "f.py:double", "range:0:3", "--reads-at-once", "some"]) == 2

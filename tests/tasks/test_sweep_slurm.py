@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.tasks.bunch import Room
-from shoal.tasks.slurm import SlurmOptions
+from shoal.tasks.submitting import SlurmOptions
 from shoal.tasks.sweep import Sweep
 from shoal.tasks.sweep_slurm import run_sweep_on_slurm
 from shoal.tasks.sweep_study import Search

@@ -1,7 +1,9 @@
 """What a training run tells its sweep while it runs, read off an event log; and runs that are given up."""
 
 import math
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from shoal.core.errors import ConfigError, JobError
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
+from shoal.launch.slurm.code import copy_code
 from shoal.spec.job import Job
 from shoal.tasks import sweep_training
 from shoal.tasks.sweep_study import Search, open_study
@@ -135,3 +138,35 @@ def test_a_run_that_is_killed_fails_with_what_it_said_last(tmp_path: Path, monke
     task = Task(folder=tmp_path, file=tmp_path / "it.py", search=Search(), index=0)
     with pytest.raises(Exception, match="exit code 9: out of luck"):
         train_trial(asked(study), job(), task)
+
+
+BESIDE = """
+import beside
+from shoal.spec.job import Job
+def job(trial):
+    rate, data = trial.suggest_float("rate", 0, 1), [0.0] * 8
+    plain = {"model": lambda: None, "loss": lambda out, batch: out, "optimizer": lambda parameters: None}
+    return Job(**plain, data=data, batch_size=4, steps=beside.steps)
+"""
+
+
+def test_a_trial_that_a_job_trains_has_the_code_that_the_job_was_submitted_with(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("steps = 7\n")
+    file = write(tmp_path, BESIDE)
+    copy_code(tmp_path / "sweep" / "code", file=file)
+    for path in (file, tmp_path / "beside.py"):
+        path.write_text("raise RuntimeError('edited')\n")
+    use_and_write = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace\n"
+        "from shoal.tasks.call import use_copy; from shoal.tasks.sweep_training import _source\n"
+        "use_copy(Path(sys.argv[2]))\n"  # as a worker of the job does
+        "print(_source(SimpleNamespace(number=0, params={'rate': 0.5}), SimpleNamespace(file=Path(sys.argv[1]))))"
+    )
+    written = _python(tmp_path, use_and_write, str(file), str(tmp_path / "sweep" / "code"))
+    assert _python(tmp_path, f"{written}\nprint(job.steps)") == "7\n"  # in another process, as `shoal train` is
+
+
+def _python(folder: Path, code: str, *arguments: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True).stdout

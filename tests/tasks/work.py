@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import wait_until
+
 
 def double(item: Any) -> Any:
     return item * 2
@@ -32,6 +34,11 @@ def die_at_three(item: int) -> int:
 def process(_: Any) -> int:
     time.sleep(0.01)
     return os.getpid()
+
+
+def gpus_and_process(seconds: float) -> tuple[str | None, int]:
+    time.sleep(seconds)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.getpid()
 
 
 def die_once(item: tuple[str, int]) -> int:
@@ -90,6 +97,32 @@ def most_at_once(folder: str) -> int:
     return count
 
 
+def read_from(item: tuple[str, bool | None]) -> int:
+    """Read from a stand-in for shared storage, beside a folder of marks, and return how many did at once.
+
+    It serves each reader at the same rate, or, if it is saturated by one, all together at the rate of one. With None,
+    nothing is read: wait for 4 workers to be up.
+    """
+    from shoal.tasks.reads import reading
+
+    folder, is_saturated = Path(item[0]), item[1]
+    if is_saturated is None:
+        (folder.parent / f"up-{os.getpid()}").touch()
+        wait_until(lambda: len(list(folder.parent.glob("up-*"))) == 4)
+        return 0
+    most = 1
+    with reading():
+        mark = folder / str(os.getpid())
+        mark.touch()
+        for _ in range(10):
+            readers = len(list(folder.iterdir()))
+            most = max(most, readers)
+            (folder.parent / "source").read_bytes()
+            time.sleep(0.02 * (readers if is_saturated else 1))
+        mark.unlink()
+    return most
+
+
 def say(item: int) -> None:
     print("task", item)
 
@@ -100,3 +133,16 @@ def kill_job(item: int) -> int:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     return item
+
+
+def wait_for(path: str, timeout_s: float) -> float:
+    """Return `timeout_s` as soon as there is something at `path`."""
+    end_s = time.monotonic() + timeout_s
+    while not Path(path).exists() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return timeout_s
+
+
+def wait_at(path: str) -> None:
+    """Return as soon as there is something at `path`."""
+    wait_for(path, timeout_s=60)

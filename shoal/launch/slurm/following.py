@@ -4,6 +4,7 @@ A controller serves everybody, and slows down for all when it is asked too often
 every `ASK_LATER_S` once it has been waiting or running for a while. A controller that gives no answer is asked again.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from shoal.core.errors import ConfigError, SlurmError
 from shoal.core.lines import LineReader
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml, write_toml
-from shoal.launch.slurm.commands import JobState, states
+from shoal.launch.slurm.commands import JobState, find_again, states
 
 JOB_TOML = "job.toml"
 ASK_S, ASK_LATER_S, LATER_S = 1.0, 10.0, 60.0
@@ -41,6 +42,7 @@ class Submitted:
     """What the run folder keeps about the job that trains it: slurm/job.toml."""
 
     job: str
+    """Its number; empty while it is being submitted."""
     nodes: int
     workers_per_node: int
     time_s: int
@@ -52,11 +54,21 @@ class Submitted:
 
 
 def read_submitted(folder: RunFolder) -> Submitted:
-    """Return the job that trains the run in `folder`."""
+    """Return the job that trains the run in `folder`, also if whoever submitted it was killed before noting that."""
     path = folder.slurm / JOB_TOML
     if not path.is_file():
         raise ConfigError(f"{folder.path} is no run on a cluster: it has no slurm/{JOB_TOML}. See: shoal report RUN")
-    return read_toml(Submitted, path)
+    submitted = read_toml(Submitted, path)
+    if submitted.job:
+        return submitted
+    job = find_again(folder.slurm)
+    if job is None:
+        raise ConfigError(
+            f"the job of {folder.path} was not submitted. Submit it: shoal train FILE --slurm --resume {folder.path}"
+        )
+    found = dataclasses.replace(submitted, job=job)
+    found.write(folder)
+    return found
 
 
 def output_of(folder: RunFolder, job: str) -> Path:

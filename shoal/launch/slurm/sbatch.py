@@ -3,10 +3,11 @@
 1. The options of sbatch, one `#SBATCH` line each: the site's, then the submission's, then the user's own.
 2. USR1, which Slurm sends `notice_s` before the end and when the job makes way for another, and TERM go to the command.
    It begins with USR1 ignored: a notice that comes while it is still being loaded must not end it.
-3. The site's modules, its setup, and its place for temporary files.
+3. The site's modules, its setup, and its place for temporary files. A module that cannot be loaded ends the job.
 4. The command; by srun, as every task, where it is `per_task`.
 5. Exit code 75 says that it stopped in order and can go on: the job is put into the queue again, under the same number,
-   unless a file `cancelled` lies beside the script.
+   unless a file `cancelled` lies beside the script. A controller that does not answer is asked again, for an hour: if
+   that is longer than the job may last, it is not there to end it either. One that refuses is asked three times.
 
 The job is submitted from the folder, so that its output goes there, and the script itself goes to `directory`: no name
 of a folder is part of an option. Still Slurm expands % and \\ in the whole path of the output; where there are such,
@@ -26,6 +27,7 @@ OUTPUT, OUTPUT_OF_ELEMENT = "output-%j.txt", "output-%A_%a.txt"
 """The name of the output; %j is the job's number, %A that of an array, and %a that of its element."""
 _AS_VARIABLES = {"%j": "${SLURM_JOB_ID}", "%A": "${SLURM_ARRAY_JOB_ID}", "%a": "${SLURM_ARRAY_TASK_ID}"}
 MIB = 2**20
+_REQUEUE_TRIES, _REQUEUE_AGAIN_S, _REFUSALS = 720, 5, 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Submission:
     array_at_once: int | None = None
     """How many of them may run at a time."""
     requeue: bool = True
+    no_kill: bool = False
+    """Whether the job goes on when it loses a node, but the first."""
     notice_s: int = 60
     """How long before the time limit the command gets USR1."""
     per_task: bool = False
@@ -94,6 +98,7 @@ def _options(submission: Submission, site: Site) -> list[str]:
         f"--cpus-per-task={submission.cpus_per_task}",
         f"--signal=B:USR1@{submission.notice_s}",
         "--requeue" if submission.requeue else "--no-requeue",
+        *(["--no-kill"] if submission.no_kill else []),
     ]
     given = {
         "--partition": submission.partition or site.partition,
@@ -165,7 +170,10 @@ def _begin(submission: Submission) -> list[str]:
 
 def _site_lines(site: Site) -> list[str]:
     lines = ["type module >/dev/null 2>&1 || . /etc/profile"] if site.modules else []
-    lines += [f"module load {shlex.quote(module)}" for module in site.modules]
+    # Not every `module` says by its exit code whether it has loaded one; those that do are believed.
+    for module in site.modules:
+        load = f"module load {shlex.quote(module)}"
+        lines.append(f"{load} || {{ echo {shlex.quote(f'{load} failed')} >&2; exit 1; }}")
     lines += site.setup
     if site.tmpdir:
         lines.append(f'export TMPDIR="{site.tmpdir}"')
@@ -193,8 +201,14 @@ def _end(submission: Submission) -> list[str]:
         return ["exit $code"]
     job = "$SLURM_JOB_ID" if submission.array is None else "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     return [
-        f'if [ "$code" -eq {Stopped("").exit_code} ] && [ ! -e "$folder/{CANCELLED}" ]; then',
-        f'  scontrol requeue "{job}" && sleep 60',
-        "fi",
+        f'[ "$code" -eq {Stopped("").exit_code} ] || exit $code',
+        "refusals=0",
+        f"for _ in {{1..{_REQUEUE_TRIES}}}; do",
+        f'  [ ! -e "$folder/{CANCELLED}" ] || break',
+        f'  if scontrol requeue "{job}"; then sleep 60; break; fi  # this start is ended meanwhile',
+        "  scontrol ping >/dev/null 2>&1 && refusals=$((refusals + 1))  # it is there, and will not",
+        f'  [ "$refusals" -lt {_REFUSALS} ] || break',
+        f"  sleep {_REQUEUE_AGAIN_S}",
+        "done",
         "exit $code",
     ]

@@ -1,11 +1,23 @@
 """Slurm's programs, called for real."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from shoal.core.errors import SlurmError
-from shoal.launch.slurm.commands import GONE, JobState, _submitted_after_all, call, cancel, states, submit
+from shoal.launch.slurm.commands import (
+    GONE,
+    MARK,
+    NUMBER,
+    JobState,
+    call,
+    cancel,
+    find_again,
+    is_unknown,
+    states,
+    submit,
+)
 from shoal.launch.slurm.following import Following, sentence
 from shoal.launch.slurm.sbatch import Submission
 from shoal.launch.slurm.site import Site, read_site
@@ -63,10 +75,13 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm: SlurmCluster, tmp_path: 
         submit(asked(tmp_path, "true", partition="nowhere"), Site())
 
 
-def test_a_job_whose_submission_got_no_answer_is_found_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_whose_submission_got_no_answer_is_not_submitted_again(slurm: SlurmCluster, tmp_path: Path) -> None:
     job = call(["sbatch", "--parsable", "--hold", "--comment=shoal-mark", "--wrap=true"], cwd=tmp_path).strip()
-    assert _submitted_after_all("shoal-mark") == job
-    assert _submitted_after_all("shoal-other") is None
+    (tmp_path / MARK).write_text("shoal-mark")
+    assert is_unknown(tmp_path)
+    assert submit(asked(tmp_path, "true"), Site()) == job
+    assert not is_unknown(tmp_path)
+    assert len(slurm.run("squeue", "-h").splitlines()) == 1
 
 
 def test_a_program_that_gives_no_answer_is_not_waited_for(slurm: SlurmCluster) -> None:
@@ -90,3 +105,28 @@ def test_the_limit_of_arrays_is_the_controllers(slurm: SlurmCluster) -> None:
 )
 def test_states_are_said_in_sentences(state: JobState, said: str) -> None:
     assert said in sentence(state)
+
+
+def test_a_job_whose_number_was_not_written_down_is_found_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    job = submit(asked(folder, "true", extra=("--hold",)), Site())
+    submit(asked(tmp_path / "b", "true", extra=("--hold",)), Site())
+    assert (folder / NUMBER).read_text() == job
+    (folder / NUMBER).unlink()  # as if this process had been killed just before
+    assert find_again(folder) == job
+    assert (folder / NUMBER).read_text() == job
+
+
+def test_a_job_that_slurm_has_forgotten_is_found_by_its_output(slurm: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "output-7.txt").write_text("of an earlier job")
+    os.utime(tmp_path / "output-7.txt", (1, 1))
+    (tmp_path / MARK).write_text("shoal-forgotten")
+    assert find_again(tmp_path, settle_s=0) is None
+    (tmp_path / "output-12_3.txt").write_text("")
+    assert find_again(tmp_path) == "12"
+
+
+def test_what_was_never_submitted_is_not_found(slurm: SlurmCluster, tmp_path: Path) -> None:
+    assert find_again(tmp_path) is None
+    (tmp_path / MARK).write_text("shoal-never")
+    assert find_again(tmp_path, settle_s=1.5) is None

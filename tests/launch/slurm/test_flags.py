@@ -60,7 +60,7 @@ def test_the_site_says_what_a_worker_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--nodes", "2"], "--nodes is about a job on a cluster"),
+        (["--nodes", "2"], "--nodes is about jobs on a cluster"),
         (["--detach"], "--detach is about"),
         (["--slurm-option=--x"], "--slurm-option is about"),
         (["--slurm", "--wall-limit", "1h"], "give --time"),

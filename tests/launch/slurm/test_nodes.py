@@ -2,24 +2,27 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shoal.cli import slurm_train
 from shoal.cli.main import main
 from shoal.cli.probe_slurm import build
 from shoal.core.errors import ConfigError
 from shoal.core.toml import read_toml
-from shoal.launch.slurm.nodes import NodeKind, parse_nodes
+from shoal.launch.slurm.nodes import FORMAT, NodeKind, nodes_for, parse_nodes
 from shoal.planner.machine import machine_of
 from shoal.spec.cluster import Cluster
 from tests.support.slurm import SlurmCluster
 
 SINFO = """\
-g1|64+|515000|gpu:h100:4(S:0-1)
-g2|64|515000|gpu:h100:4(S:0-3),tmp:900G
-g1|64|515000|gpu:h100:4(S:0-1)
-c1|128|256000|(null)
-old|16|64000|gpu:2
+g1|64+|515000|gpu:h100:4(S:0-1)|gpu*
+g2|64|515000|gpu:h100:4(S:0-3),tmp:900G|gpu*
+g1|64|515000|gpu:h100:4(S:0-1)|all
+c1|128|256000|(null)|all
+old|16|64000|gpu:2|all
 """
 
 
@@ -29,11 +32,27 @@ def test_nodes_that_are_alike_are_counted_and_those_in_two_partitions_once() -> 
     assert sorted((kind.host, kind.gpu, kind.gpus) for kind in kinds[1:]) == [("c1", "", 0), ("old", "", 2)]
 
 
+def test_a_job_that_names_no_partition_gets_nodes_of_the_default_one() -> None:
+    assert [kind.host for kind in parse_nodes(SINFO, is_default=True)] == ["g1"]
+    assert len(parse_nodes(SINFO.replace("*", ""), is_default=True)) == 3, "there is no default"
+
+
 def test_the_planner_reads_what_was_made_of_them() -> None:
     cluster, remarks = build(parse_nodes(SINFO)[:1], link="ib-ndr")
     machine = machine_of(cluster)
     assert (machine.nodes, machine.per_node, remarks) == (2, 4, [])
     assert "H100" in machine.device.title
+
+
+def test_a_run_that_no_file_describes_says_what_its_prediction_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_train, "nodes_for", lambda _: parse_nodes(SINFO)[:1])
+    said: list[str] = []
+    request: Any = SimpleNamespace(partition="gpu", gpus_per_worker=1)
+    cluster = slurm_train._described(request, said.append)
+    assert cluster.between is not None
+    assert cluster.between.guessed
+    assert said == build(parse_nodes(SINFO)[:1])[1]
+    assert "runs measure it" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -53,3 +72,5 @@ def test_probe_describes_a_real_slurm(slurm: SlurmCluster, tmp_path: Path, capfd
     assert [(node.host, node.cores, node.count) for node in cluster.nodes] == [("node1", 2, 4)]
     assert any("--link" in remark for remark in remarks)
     assert machine_of(cluster).nodes == 4
+    assert "|low*" in slurm.run("sinfo", "--noheader", "--Node", f"--format={FORMAT}"), "the default is marked"
+    assert [(kind.cores, kind.count) for kind in nodes_for(None)] == [(2, 4)]

@@ -92,25 +92,62 @@ def test_every_script_is_bash(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
 
 
+def stand_in(folder: Path, name: str, body: str) -> None:
+    """Have a program of that name in `folder`: these tests are about bash, not about Slurm."""
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def run_script(folder: Path, *command: str, site: Site | None = None) -> tuple[int, list[str]]:
+    """Run the script of `command` as job 12, and return its exit code, and how scontrol was called."""
+    text = sbatch_text(Submission(name="n", command=command, folder=folder, time_s=60), site or Site())
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+    done = subprocess.run(["bash", "-c", text], cwd=folder, env=env, check=False, timeout=30)
+    said = folder / "said"
+    return done.returncode, said.read_text().splitlines() if said.exists() else []
+
+
 @pytest.mark.parametrize(
-    ("code", "is_cancelled", "expected"), [(0, False, ""), (2, False, ""), (75, False, "requeue 12"), (75, True, "")]
+    ("code", "is_cancelled", "expected"),
+    [(0, False, []), (2, False, []), (75, False, ["requeue 12"]), (75, True, [])],
 )
 def test_only_what_stopped_in_order_and_was_not_cancelled_is_requeued(
-    tmp_path: Path, code: int, is_cancelled: bool, expected: str
+    tmp_path: Path, code: int, is_cancelled: bool, expected: list[str]
 ) -> None:
-    submission = Submission(name="n", command=("bash", "-c", f"exit {code}"), folder=tmp_path, time_s=60)
-    said = tmp_path / "said"
-    stand_in = tmp_path / "scontrol"  # this is about bash, not about Slurm
-    stand_in.write_text(f'#!/bin/bash\necho "$@" >"{said}"\nfalse\n')
-    stand_in.chmod(0o755)
+    stand_in(tmp_path, "scontrol", f'echo "$@" >>"{tmp_path / "said"}"')
+    stand_in(tmp_path, "sleep", "false")  # ended with the rest of the job
     if is_cancelled:
         (tmp_path / "cancelled").touch()
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
-    done = subprocess.run(
-        ["bash", "-c", sbatch_text(submission, Site())], cwd=tmp_path, env=env, check=False, timeout=30
-    )
-    assert done.returncode == code
-    assert (said.read_text().strip() if said.exists() else "") == expected
+    assert run_script(tmp_path, "bash", "-c", f"exit {code}") == (code, expected)
+
+
+def test_a_controller_that_does_not_answer_is_asked_again_until_it_does(tmp_path: Path) -> None:
+    stand_in(tmp_path, "sleep", f'[ "$1" = 60 ] || echo >>"{tmp_path / "waits"}"')
+    is_up = f'[ "$(wc -l <"{tmp_path / "waits"}" 2>/dev/null || echo 0)" -ge 20 ]'
+    stand_in(tmp_path, "scontrol", f'echo "$1" >>"{tmp_path / "said"}"; {is_up}')
+    assert run_script(tmp_path, "bash", "-c", "exit 75") == (75, ["requeue", "ping"] * 20 + ["requeue"])
+
+
+def test_a_controller_that_refuses_is_asked_three_times(tmp_path: Path) -> None:
+    stand_in(tmp_path, "sleep", "")
+    stand_in(tmp_path, "scontrol", f'echo "$1" >>"{tmp_path / "said"}"; [ "$1" = ping ]')
+    assert run_script(tmp_path, "bash", "-c", "exit 75") == (75, ["requeue", "ping"] * 3)
+
+
+def test_a_job_that_is_cancelled_while_the_controller_is_away_is_not_requeued(tmp_path: Path) -> None:
+    stand_in(tmp_path, "sleep", f'touch "{tmp_path / "cancelled"}"')
+    stand_in(tmp_path, "scontrol", f'echo "$1" >>"{tmp_path / "said"}"; false')
+    assert run_script(tmp_path, "bash", "-c", "exit 75") == (75, ["requeue", "ping"])
+
+
+def test_a_module_that_cannot_be_loaded_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stand_in(tmp_path, "module", '[ "$2" = there ]')
+    assert run_script(tmp_path, "touch", "ran", site=Site(modules=("there",)))[0] == 0
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
+    assert run_script(tmp_path, "touch", "ran", site=Site(modules=("there", "it's not")))[0] == 1
+    assert not (tmp_path / "ran").exists()
+    assert "module load" in capfd.readouterr().err
 
 
 def test_a_notice_reaches_the_command_and_its_exit_code_comes_back(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Training in jobs of a real Slurm: what happens to a job changes when it is done, never what it trains."""
 
+import contextlib
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,17 @@ from shoal.cli.main import main
 from shoal.core.events import EventReader
 from shoal.core.run_folder import RunFolder
 from shoal.fault.checkpoint.manifest import committed
+from shoal.fault.inject import environment, fail_at, struck
 from shoal.fault.preempt import last_step
 from shoal.launch.slurm.commands import JobState, states
-from shoal.launch.slurm.following import OutputReader, read_submitted
+from shoal.launch.slurm.following import OutputReader, output_of, read_submitted
 from shoal.launch.slurm.topology import hosts
 from shoal.training.jobfile import load_job
 from tests.support.files import job_file
+from tests.support.jobs import EXAMPLES
 from tests.support.slurm import SlurmCluster
 from tests.support.waiting import wait_until
+from tests.support.wandb_file import read_offline
 
 # Its first start is slow, so that something can happen to it; those after that are not.
 SLOW_AT_FIRST = """
@@ -49,6 +56,18 @@ def submit(folder: Path, *flags: str, body: str = SLOW_AT_FIRST) -> RunFolder:
     return RunFolder.open(folder / "r")
 
 
+def submit_with_a_fault(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> RunFolder:
+    """Submit the slow job, of which worker 1 is killed in step 20."""
+    for name, value in environment([fail_at(worker=1, step=20)], folder=folder).items():
+        monkeypatch.setenv(name, value)
+    return submit(folder, "--time", "5m", "--checkpoint-every", "3", *flags)
+
+
+def losses_of(run: RunFolder) -> list[dict[str, Any]]:
+    """Return what was written down about workers that were lost while the others went on."""
+    return [event for rank in range(2) for event in EventReader(run.events_of(rank)).poll() if event["kind"] == "loss"]
+
+
 def steps_done(run: RunFolder) -> int:
     return sum(event["kind"] == "step" for event in EventReader(run.events_of(0)).poll())
 
@@ -67,6 +86,16 @@ def saved_since(run: RunFolder) -> bool:
 def state_of(run: RunFolder) -> JobState:
     job = read_submitted(run).job
     return states([job])[job]
+
+
+def leader(run: RunFolder) -> int:
+    """Return the process that leads the run's job."""
+    words = f"conduct\0{run.path.resolve()}\0".encode()
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and words in (process / "cmdline").read_bytes():
+                return int(process.name)
+    raise AssertionError("nobody leads the job")
 
 
 def follow(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -94,6 +123,18 @@ def test_four_nodes_train_what_one_process_does_whatever_the_names(
     assert "Checkpoints every" in printed.err
 
 
+def test_a_program_runs_in_a_job_on_two_nodes(
+    slurm: SlurmCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = str(EXAMPLES / "actor_learner.py")
+    asked = ["--slurm", "--nodes", "2", "--per-node", "1", "--runs", str(tmp_path), "--steps", "3", "--json"]
+    assert main(["train", file, *asked]) == 0, capfd.readouterr().err
+    printed = capfd.readouterr()
+    result = json.loads(printed.out)
+    assert (result["status"], result["steps"], result["workers"]) == ("done", 3, 2)
+    assert "runs on node[1-2]" in printed.err
+
+
 def test_a_run_longer_than_its_time_limit_goes_on_in_the_same_folder(
     slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,37 +145,110 @@ def test_a_run_longer_than_its_time_limit_goes_on_in_the_same_folder(
     assert starts(run)[-1] > 0
 
 
-def test_a_run_that_makes_way_for_another_job_goes_on_afterwards(
-    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+def test_a_run_that_makes_way_for_another_job_goes_on_afterwards_as_one_curve(
+    slurm: SlurmCluster,
+    tmp_path: Path,
+    undisturbed: list[float],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = submit(tmp_path, "--time", "5m")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = submit(tmp_path, "--time", "5m", "--log", "wandb")
     wait_until(lambda: steps_done(run) > 2, seconds=150)
     slurm.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
     result = follow(run, capfd)
     assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
     assert len(starts(run)) == 2
     assert starts(run)[-1] > 0
+    ids, values, _, _ = read_offline(run.path)
+    assert len(ids) == 1
+    assert max(values) == 60
+    assert values[60]["loss"] == pytest.approx(undisturbed[-1], rel=1e-6, abs=1e-6)
 
 
-def test_a_run_that_loses_nodes_goes_on_with_others(
+def test_a_run_that_loses_a_node_goes_on_without_it_and_is_requeued_when_it_loses_the_first(
     slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """First the last of its nodes, where only a worker is; in its second start the first, where it is led from."""
-    twice_slow = SLOW_AT_FIRST.replace('"SLURM_RESTART_COUNT" not in os.environ', "os.environ.get(key, '0') < '2'")
-    run = submit(tmp_path, "--time", "5m", "--checkpoint-every", "3", body=f"key = 'SLURM_RESTART_COUNT'\n{twice_slow}")
-    killed = []
+    """First the last of its nodes, where only a worker is; then the first, where it is led from."""
+    run = submit(tmp_path, "--time", "5m", "--checkpoint-every", "3")
+    wait_until(lambda: steps_done(run) > 2, seconds=150)
+    first, last = hosts(state_of(run).nodes)
     try:
-        for which, before in ((-1, 0), (0, 1)):
-            wait_until(lambda n=before: len(starts(run)) == n + 1 and saved_since(run), seconds=150)  # type: ignore[misc]
-            killed.append(hosts(state_of(run).nodes)[which])
-            slurm.kill_node(killed[-1])
+        slurm.kill_node(last)
+        wait_until(lambda: bool(losses_of(run)), seconds=60)
+        assert starts(run) == [0]
+        wait_until(lambda: saved_since(run), seconds=60)
+        slurm.kill_node(first)
         result = follow(run, capfd)
     finally:
-        for node in killed:
+        for node in (first, last):
             slurm.revive_node(node)
     assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
-    assert len(starts(run)) == 3
-    assert 0 < starts(run)[1] < starts(run)[2]
+    assert len(starts(run)) == 2
+    assert starts(run)[1] > 0
+
+
+def test_a_worker_that_is_killed_is_replaced_in_its_job_and_changes_no_loss(
+    slurm: SlurmCluster,
+    tmp_path: Path,
+    undisturbed: list[float],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the system does where memory runs out."""
+    run = submit_with_a_fault(tmp_path, monkeypatch)
+    result = follow(run, capfd)
+    assert len(struck(tmp_path)) == 1
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert starts(run) == [0]
+    assert len(losses_of(run)) == 1
+    output = output_of(run, read_submitted(run).job).read_text()
+    assert "was killed by SIGKILL; " in output
+    assert "another is started in its place." in output
+
+
+def test_without_going_on_a_worker_that_is_killed_requeues_its_job_and_changes_no_loss(
+    slurm: SlurmCluster,
+    tmp_path: Path,
+    undisturbed: list[float],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = submit_with_a_fault(tmp_path, monkeypatch, "--on-loss", "stop")
+    result = follow(run, capfd)
+    assert len(struck(tmp_path)) == 1  # once, in the first start
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert len(starts(run)) == 2
+    assert 0 < starts(run)[1] < 20
+
+
+def test_a_job_that_is_to_be_requeued_while_the_controller_is_dead_goes_on_when_that_is_back(
+    slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    submitted_s = time.time()
+    run = submit(tmp_path, "--time", "5m")
+    output = output_of(run, read_submitted(run).job)
+
+    def has_asked_in_vain() -> bool:
+        """Return whether scontrol has complained, after the last words of the job's leader."""
+        _, last, after = output.read_text().rpartition("\nStopped: ")
+        return bool(last) and after.count("\n") > 1
+
+    wait_until(lambda: steps_done(run) > 2, seconds=150)
+    slurm.wait_for_note_of_jobs(submitted_s)
+    slurm.kill_controller()
+    try:
+        before = steps_done(run)
+        wait_until(lambda: steps_done(run) > before, seconds=60)  # it goes on without
+        os.kill(leader(run), signal.SIGUSR1)  # as a notice does
+        wait_until(has_asked_in_vain, seconds=150)
+    finally:
+        slurm.start_controller()
+        slurm.wait_for_nodes()
+    result = follow(run, capfd)
+    assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
+    assert len(starts(run)) == 2
+    assert starts(run)[-1] > 0
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_is_not_requeued(

@@ -23,7 +23,13 @@ while told=; do
   wait "$command"; code=$?
   { [ -n "$told" ] && [ "$code" -gt 128 ]; } || break  # a signal has only ended the waiting
 done
-if [ "$code" -eq 75 ] && [ ! -e "$folder/cancelled" ]; then
-  scontrol requeue "$SLURM_JOB_ID" && sleep 60
-fi
+[ "$code" -eq 75 ] || exit $code
+refusals=0
+for _ in {1..720}; do
+  [ ! -e "$folder/cancelled" ] || break
+  if scontrol requeue "$SLURM_JOB_ID"; then sleep 60; break; fi  # this start is ended meanwhile
+  scontrol ping >/dev/null 2>&1 && refusals=$((refusals + 1))  # it is there, and will not
+  [ "$refusals" -lt 3 ] || break
+  sleep 5
+done
 exit $code
