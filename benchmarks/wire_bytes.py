@@ -43,7 +43,7 @@ from shoal.compress.codecs import CODECS, codec_named
 from shoal.compress.collectives import GroupCollectives
 from shoal.compress.feedback import ErrorFeedback
 from shoal.compress.threshold import Threshold
-from shoal.planner.collectives import compression
+from shoal.planner.collectives import codecs, compression
 from shoal.planner.collectives.allreduce import ALLREDUCE
 from tests.support.hosts import hosts
 
@@ -170,8 +170,8 @@ def planned_bytes(name: str, density: float, workers: int, link: Any) -> float:
     if name in ALGORITHMS:
         return ALLREDUCE[name](4 * NUMEL, workers, *link.values()).bytes_per_worker
     setting = compression.Setting(num_bytes=4 * NUMEL, workers=workers, compute_s=0.0, **link)
-    told = {"powersgd": compression.low_rank(SHAPES), "threshold": compression.sparse(density)}
-    return compression.exchange(told.get(name, compression.CODECS[name]), setting).bytes_per_worker
+    told = {"powersgd": codecs.low_rank(SHAPES), "threshold": codecs.sparse(density)}
+    return compression.exchange(told.get(name, codecs.CODECS[name]), setting).bytes_per_worker
 
 
 def show(link: Figures, barrier: list[Figures], exchanges: dict[str, list[Figures]]) -> int:

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from shoal.spec.job import Job as Job
     from shoal.spec.plan import Batch as Batch
     from shoal.spec.plan import Checkpoints as Checkpoints
+    from shoal.spec.plan import Loading as Loading
     from shoal.spec.plan import Mesh as Mesh
     from shoal.spec.plan import Plan as Plan
+    from shoal.spec.program import Program as Program
     from shoal.spec.sync import Sync as Sync
     from shoal.tasks.map import map as map  # noqa: A004  # it is what it is
+    from shoal.training.program import ProgramRun as ProgramRun
     from shoal.training.run import Run as Run
     from shoal.training.verify import Verdict as Verdict
 
@@ -45,9 +48,12 @@ _HOMES = {
     "Job": "shoal.spec.job",
     "Link": "shoal.spec.device",
     "Loader": "shoal.data.loader",
+    "Loading": "shoal.spec.plan",
     "Mesh": "shoal.spec.plan",
     "Node": "shoal.spec.cluster",
     "Plan": "shoal.spec.plan",
+    "Program": "shoal.spec.program",
+    "ProgramRun": "shoal.training.program",
     "Ranking": "shoal.planner.search.ranking",
     "Run": "shoal.training.run",
     "ShoalError": "shoal.core.errors",
@@ -76,9 +82,12 @@ __all__ = [
     "Job",
     "Link",
     "Loader",
+    "Loading",
     "Mesh",
     "Node",
     "Plan",
+    "Program",
+    "ProgramRun",
     "Ranking",
     "Run",
     "ShoalError",

@@ -27,13 +27,13 @@ from shoal.training.batch import to_device
 from shoal.training.jobfile import load_job
 from shoal.training.run import Run
 
-_WARM_UP_STEPS = 5
+WARM_UP_STEPS = 5
 
 
 def main(file: str, folder: str, rounds: str, steps: str) -> None:
     """Time `rounds` rounds of `steps` steps a side; worker 0 writes the seconds of a step in each."""
     rank = read_rank() or ALONE
-    total = _WARM_UP_STEPS + int(rounds) * int(steps)
+    total = WARM_UP_STEPS + int(rounds) * int(steps)
     job = load_job(Path(file)).with_steps(total)
     set_threads(rank)
     device = pick_device(rank)
@@ -51,7 +51,7 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Return, for each side, the seconds of a step in each round."""
     for side in sides.values():
-        _advance(side, _WARM_UP_STEPS)
+        _advance(side, WARM_UP_STEPS)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):

@@ -81,7 +81,7 @@ def apply_plan(
     are on one host.
     """
     if plan.mesh.keeps_whole:
-        return _whole_layout(job, plan, position=position, mesh=mesh, device=device)
+        return whole_layout(job, plan, position=position, mesh=mesh, device=device)
     assert mesh is not None
     deferred = build_deferred(lambda: _checked(job.model()), seed=job.seed)
     model = deferred.model
@@ -128,7 +128,7 @@ def tensor_styles(job: Job, plan: Plan, model: nn.Module) -> dict[str, Style]:
     return find_tensor_plan(model, tensor=plan.mesh.tensor, asked=job.tensor_plan)
 
 
-def _whole_layout(job: Job, plan: Plan, *, position: Position, mesh: DeviceMesh | None, device: torch.device) -> Layout:
+def whole_layout(job: Job, plan: Plan, *, position: Position, mesh: DeviceMesh | None, device: torch.device) -> Layout:
     """Lay out a model that every worker holds all of."""
     torch.manual_seed(job.seed)
     model = _checked(job.model()).to(device)

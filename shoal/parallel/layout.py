@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.comm.collectives import ProcessGroup, Waiting, gather_parts
 from shoal.comm.mesh import data_group
+from shoal.parallel.building.materialise import shard_of
 from shoal.parallel.exact.dropout import ExactDropout
 from shoal.parallel.shard import sum_scalars
 from shoal.parallel.tensor.divide import Division, finish_gradients, tensor_context
@@ -69,6 +69,10 @@ class Layout:
             self.draws = False
             self.dropout.remove()
 
+    def engine_holds(self) -> list[torch.Tensor]:
+        """Return what an engine keeps of the parameters, beside what the model shows of them."""
+        return []
+
     def finish_gradients(self) -> None:
         """Bring the gradients to where the engines have not brought them. Called by every worker, after backward."""
         if self.division is not None:
@@ -78,21 +82,43 @@ class Layout:
             sum_scalars(self.scalars, data_group(self.mesh))
         self.sum_tied()
 
-    @torch.no_grad()
+    def close(self) -> None:
+        """Let go of what must not outlive the group of all workers."""
+
     def whole(self, name: str) -> torch.Tensor:
         """Return the parameter `name` as it is in the job's model. Called by every worker that holds a slice of it."""
-        parameter: Any = self.parameters[name].detach()
-        if not isinstance(parameter, DTensor):
-            return parameter  # type: ignore[no-any-return]
-        if parameter.dim() == 0:
-            return parameter._local_tensor
+        parameter = self.parameters[name].detach()
+        return self.whole_of(name, parameter, local_of(parameter))
+
+    @torch.no_grad()
+    def whole_of(self, name: str, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """Return the whole of which this worker holds `local`, cut as `parameter`, which is called `name`.
+
+        Called by every worker that holds a slice of it.
+        """
+        if not isinstance(parameter, DTensor) or parameter.dim() == 0:
+            return local
         assert self.mesh is not None
         cut = self.division.cuts.get(name) if self.division else None
         rows = parameter.shape[0] // (self.division.count if self.division and cut and cut.dim == 0 else 1)
-        part = _joined_shards(parameter._local_tensor, rows, self.mesh.get_group("shard"))
+        part = _joined_shards(local, rows, self.mesh.get_group("shard"))
         if self.division is None or cut is None:
             return part
         return self.division.whole_of(name, gather_parts(part.contiguous(), self.mesh.get_group("tensor")))
+
+    @torch.no_grad()
+    def part_of(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Return what this worker holds of `whole`, cut as `parameter`, which is called `name`."""
+        if not isinstance(parameter, DTensor) or parameter.dim() == 0:
+            return whole
+        assert self.mesh is not None
+        part = self.division.shard_of(name, whole) if self.division else whole
+        return shard_of(part, shard=self.mesh.get_local_rank("shard"), shards=self.mesh["shard"].size())
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this worker holds of `tensor`, as a plain tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _joined_shards(local: torch.Tensor, rows: int, group: ProcessGroup) -> torch.Tensor:

@@ -19,12 +19,18 @@ _BY_ITSELF = (
 """Optimizers of torch that treat every number by itself. A subclass may not: only these very classes count."""
 
 
+def treats_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `optimizer` is known to treat every number by itself, whatever tensors they lie in."""
+    return type(optimizer) in _BY_ITSELF
+
+
 class Slices:
     """The optimizer's own parameters, and the sharded ones they are slices of."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._pairs: list[tuple[nn.Parameter, DTensor]] = []
-        if type(optimizer) in _BY_ITSELF:
+        self.pairs: list[tuple[nn.Parameter, DTensor]] = []
+        """Each slice that the optimizer has, with the parameter that it is of."""
+        if treats_by_itself(optimizer):
             for group in optimizer.param_groups:
                 group["params"] = [self._slice(parameter) for parameter in group["params"]]
         elif any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
@@ -34,19 +40,19 @@ class Slices:
 
     def bring(self) -> None:
         """Give the slices their gradients, before the optimizer's step."""
-        for local, sharded in self._pairs:
+        for local, sharded in self.pairs:
             gradient = sharded.grad
             assert gradient is None or isinstance(gradient, DTensor)
             local.grad = None if gradient is None else gradient._local_tensor
 
     def drop(self) -> None:
         """Let go of all gradients, after it."""
-        for local, sharded in self._pairs:
+        for local, sharded in self.pairs:
             local.grad = sharded.grad = None
 
     def _slice(self, parameter: nn.Parameter) -> nn.Parameter:
         if not isinstance(parameter, DTensor):
             return parameter
         local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=parameter.requires_grad)
-        self._pairs.append((local, parameter))
+        self.pairs.append((local, parameter))
         return local

@@ -127,6 +127,8 @@ def bench_loaders(
         ]
         if not entries:
             raise WorkerFailed(" ".join(["no loader is left to be measured.", *left_out]))
+        if not any(entry.num_samples for entry in entries):
+            raise ConfigError(f"{pack.path} has no sample of {tasks[0].kind}. Use more data, or a shorter --window.")
         found = []
         for task in tasks:
             lost = list(left_out)

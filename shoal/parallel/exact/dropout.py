@@ -27,6 +27,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from shoal.core.errors import JobError
 from shoal.parallel.exact.draws import draw, key, key_of_draw, tensor_of_keys
+from shoal.parallel.exact.handed_on import is_parameter
 from shoal.parallel.exact.random_functions import DRAWING, OPENED
 
 
@@ -163,7 +164,7 @@ class ExactDropout(TorchFunctionMode):
         if like.device != self.place.keys.device:
             self._move(like.device)
         keys = self.place.keys
-        samples = 0 if isinstance(like, nn.Parameter) else keys.shape[1] - 1
+        samples = 0 if is_parameter(like) else keys.shape[1] - 1
         batch_dim = self._batch_dim(shape, samples)
         keys = keys[:, :1] if batch_dim is None else keys[:, 1:]
         first, second = self._next_draw()

@@ -23,7 +23,7 @@ from shoal.profile.blame import untraceable
 from shoal.profile.layers import find_layers
 from shoal.profile.sample import process_untouched
 from shoal.profile.torch_private import FakeTensorMode, tree_map_only
-from shoal.profile.transformers_private import unpacked_samples
+from shoal.profile.transformers_private import on_fake_tensors
 
 Call = Callable[[Any, Any], Any]
 """How a job calls its model: call(model, batch) returns the model's output."""
@@ -98,7 +98,7 @@ class Rehearsal:
 
     def _trace(self, batch: Any) -> Outline:
         try:
-            with process_untouched(), unpacked_samples(), self._fake:
+            with process_untouched(), on_fake_tensors(), self._fake:
                 batch = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=self.device), batch)
                 return _Tracing(self._model, self.boundaries).trace(self.call, batch)
         except ShoalError:

@@ -10,6 +10,7 @@ from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shoal.comm.collectives import Waiting, timed
+from shoal.comm.traffic import TRAFFIC
 
 __all__ = ["COLLECTIVES", "METADATA", "replaces_output", "timed_collectives", "tree_flatten", "tree_map_only"]
 
@@ -37,10 +38,40 @@ COLLECTIVES = tuple(name for name in (*_NAMES, "wait_tensor") if hasattr(_collec
 def timed_collectives(waiting: Waiting) -> Iterator[None]:
     """Let DTensor's communication run inside `waiting()`, for the length of a `with` block."""
     held = {name: getattr(_collectives, name) for name in COLLECTIVES}
+    started: dict[int, tuple[Any, str, Tensor]] = {}
     for name, function in held.items():
-        setattr(_collectives, name, timed(function, waiting))
+        noted = _ended(function, started) if name == "wait_tensor" else _begun(name, function, started)
+        setattr(_collectives, name, timed(noted, waiting))
     try:
         yield
     finally:
         for name, function in held.items():
             setattr(_collectives, name, function)
+
+
+def _begun(name: str, function: Callable[..., Any], started: dict[int, tuple[Any, str, Tensor]]) -> Callable[..., Any]:
+    """Return a collective that is noted in `started`, by the memory of what it returns."""
+    op = name.replace("_single", "").replace("_tensor", "").replace("_", "-")
+
+    def begun(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        begin = TRAFFIC.begin(tensor)
+        result = function(tensor, *args, **kwargs)
+        inner = getattr(result, "elem", result)
+        started[inner.data_ptr()] = begin, op, inner if inner.nbytes > tensor.nbytes else tensor
+        return result
+
+    return begun
+
+
+def _ended(function: Callable[..., Any], started: dict[int, tuple[Any, str, Tensor]]) -> Callable[..., Any]:
+    """Return what waits for a collective, which counts as done then."""
+
+    def ended(tensor: Tensor) -> Any:
+        result = function(tensor)
+        found = started.pop(getattr(tensor, "elem", tensor).data_ptr(), None)
+        if found is not None:
+            begin, op, largest = found
+            TRAFFIC.end(begin, op, "engine", largest)
+        return result
+
+    return ended

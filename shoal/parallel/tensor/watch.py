@@ -28,7 +28,7 @@ from shoal.parallel.tensor.shapes import SPLITS, VIEWS, asked_pieces, asked_shap
 from shoal.parallel.tensor.torch_private import METADATA
 from shoal.profile.sample import process_untouched
 from shoal.profile.torch_private import FakeTensorMode
-from shoal.profile.transformers_private import unpacked_samples
+from shoal.profile.transformers_private import on_fake_tensors
 
 Sample = Callable[[nn.Module], Any]
 _KEEPS = frozenset({"contiguous", "clone", "to", "float", "bfloat16", "half", "clamp", "clip", "type_as", "dropout"})
@@ -123,7 +123,7 @@ def watch_sections(
     of what they take.
     """
     watch = SectionWatch(heads)
-    with process_untouched(), unpacked_samples(), torch.no_grad():
+    with process_untouched(), on_fake_tensors(), torch.no_grad():
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         twin = _fake_copy(model, fake)
         for name in heads:
