@@ -1,10 +1,11 @@
 # make demo: measure this machine, then train examples/gpt.py with two workers for about a minute.   make test: everything CI runs.
-# Both need Python 3.11 or newer, make and a C compiler; all else is installed into .venv.
+# Both need Python 3.11 or newer and make; all else is installed into .venv. A C compiler is used where there is one: without it
+# shoal works, slower, and the tests of its C part fail.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test check format bench bench-planner bench-pipeline bench-zero bench-collectives parallel exact clean
+.PHONY: setup demo test check format wheel release-check bench bench-planner bench-pipeline bench-zero bench-collectives bench-engines parallel families exact resume screenshots docs docs-serve figures fuzz clean
 
 # The file is made last: a setup that was cut short starts again, one that is done is instant.
 setup: .venv/.done
@@ -13,27 +14,38 @@ setup: .venv/.done
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@# Apart: the wheel of torchvision that PyPI has cannot be imported beside a torch for processors (benchmarks/families_timm.py).
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/timm $$(grep -E '^(timm|torchvision)==' constraints.txt)
 	@touch $@
 
 demo: setup
 	$(BIN)/shoal probe
 	$(BIN)/shoal train examples/gpt.py --workers 2
 
-# Tests that start several processes have the cores for themselves; of the others, two files run at once.
-ALONE := tests/cli tests/comm tests/fault tests/launch tests/sync tests/tasks tests/training tests/test_api.py
+# Tests that start several processes run one after the other, with those that mostly wait for Slurm beside them (see
+# tests/conftest.py); of the others, two files run at once.
+ALONE := tests/advice tests/cli tests/comm tests/docs tests/fault tests/launch tests/sync tests/tasks tests/training tests/test_api.py
 
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ALONE)
 
 check: test
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The sdist and the wheel, into dist/.
+wheel: setup
+	$(BIN)/python -m hatchling build --target sdist --target wheel --directory dist
+
+# Both built, looked into, installed into a clean environment with the light dependencies alone, and used there. 1 to 3 minutes.
+release-check: setup
+	$(BIN)/python -m tests.release.check
 
 # What a training step costs through shoal, beside a bare PyTorch loop and bare DDP; and the instant verbs. 5 minutes.
 bench: setup
@@ -56,6 +68,10 @@ bench-planner: setup
 parallel: setup
 	$(BIN)/python -W ignore benchmarks/parallel.py
 
+# Families of models as they come, under ZeRO-3, tensor and pipeline, against one process: the table of docs/models.md.
+families: setup
+	$(BIN)/python -W ignore benchmarks/families.py
+
 # The bubble of each pipeline schedule beside its theory, and what ZeRO's workers hold. 2 and 5 minutes.
 bench-pipeline: setup
 	$(BIN)/python -W ignore benchmarks/pipeline.py
@@ -67,9 +83,37 @@ bench-zero: setup
 bench-collectives: setup
 	$(BIN)/shoal bench collectives --plot docs/images/collectives.svg
 
+# ZeRO as shoal runs it beside ZeRO by DeepSpeed: the table of docs/deepspeed.md. 4 minutes.
+bench-engines: setup
+	$(BIN)/shoal bench engines examples/gpt.py
+
 # The examples at full size with 1 to 4 workers against one process: the largest difference of a loss.
 exact: setup
 	$(BIN)/pytest tests/training/test_exactness.py --full-size --quiet
 
+# Damaged JPEGs, 30,000 of them, read by C code that is compiled with sanitizers: ends at the first byte that is read or
+# written where it should not be. Needs gcc. 5 minutes.
+fuzz: setup
+	$(BIN)/python -m tests.native.fuzz_jpegs 30000 --sanitize
+
+# A run stopped after every step of every mesh, and gone on with in the same and in every other mesh.
+resume: setup
+	$(BIN)/pytest tests/training/test_resume.py --full-size --quiet
+
+# The pictures of docs/report.md, from runs that it makes: needs Debian's chromium. 3 minutes.
+screenshots: setup
+	$(BIN)/python docs/screenshots.py
+
+# The site of the documentation, into site/; a link to nothing is an error. 15 seconds.
+docs: setup
+	$(BIN)/python docs/build.py
+
+docs-serve: setup
+	$(BIN)/python docs/build.py --serve
+
+# Every drawing of docs/images that is not a screenshot or a measurement (bench-collectives). 10 seconds.
+figures: setup
+	for plot in docs/plot_*.py; do $(BIN)/python $$plot || exit 1; done
+
 clean:
-	rm -rf .venv runs dist
+	rm -rf .venv build runs site dist

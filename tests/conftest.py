@@ -1,8 +1,16 @@
+import os
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
+# Two tests run at once, and what they start computes: threads that spin while they wait take the cores from each other,
+# and tests take five times as long. OpenMP reads this when torch is loaded, which the imports below do.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.hosts import why_not as hosts_why_not
+from tests.support.needs import need
 from tests.support.ranks import RankPool
 from tests.support.slurm import SlurmCluster, slurm_cluster
 from tests.support.slurm import why_not as slurm_why_not
@@ -18,6 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives one process the tests that mostly wait, for Slurm and for pools of tasks, and another all the rest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "waiting" if nodeid.startswith(("tests/launch/slurm", "tests/tasks")) else "busy"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let `--dist loadgroup` mean these two groups."""
+    return TwoGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     pool = RankPool()
@@ -27,9 +48,7 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="session")
 def slurm_daemons() -> Iterator[SlurmCluster]:
-    reason = slurm_why_not()
-    if reason is not None:
-        pytest.skip(reason)
+    need(slurm_why_not())
     with slurm_cluster(nodes=4, cpus=2) as cluster:
         yield cluster
 
@@ -41,6 +60,11 @@ def slurm(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setenv(name, value)
     yield slurm_daemons
     slurm_daemons.clear()
+
+
+@pytest.fixture(scope="session")
+def _needs_hosts() -> None:
+    need(hosts_why_not())
 
 
 @pytest.fixture(scope="session")

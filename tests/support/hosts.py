@@ -10,7 +10,6 @@ were started there are ended and all is removed when the block ends; what a kill
 import itertools
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from tests.support.needs import why_no
 
 _SCRIPT = Path(__file__).with_name("hosts.sh")
 _NAMESPACES = Path("/run/netns")
@@ -31,10 +32,11 @@ def why_not() -> str | None:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc", "unshare", "bash") if shutil.which(tool) is None]
-    if missing:
-        return f"network namespaces need {' and '.join(missing)} (iproute2, util-linux)"
-    tried = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, check=False, timeout=_TIMEOUT_S)
+    if (reason := why_no(("ip", "tc", "unshare", "bash"), ("iproute2", "util-linux", "bash"))) is not None:
+        return reason
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, check=False, timeout=_TIMEOUT_S
+    )
     return None if tried.returncode == 0 else f"no new network namespace here: {tried.stderr.decode().strip()}"
 
 
@@ -72,8 +74,12 @@ class Hosts:
         return f"h{index + 1}"
 
     def start(self, index: int, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-        """Start `command` on host `index`; `options` are Popen's. It is ended with the hosts at the latest."""
-        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.hostname(index), *command]
+        """Start `command` on host `index`; `options` are Popen's. It is ended with the hosts at the latest.
+
+        What it puts into shared memory, only what it starts itself can see there.
+        """
+        alone = 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", alone, self.hostname(index), *command]
         environment = {**(options.pop("env", None) or os.environ), "GLOO_SOCKET_IFNAME": "eth0"}
         process: subprocess.Popen[Any] = subprocess.Popen(
             ["ip", "netns", "exec", self._namespace(index), *inside],

@@ -1,9 +1,10 @@
 """A pool of warm worker processes: multi-process tests that pay for torch's import once."""
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from shoal.comm.rank import Rank
@@ -31,7 +32,7 @@ class RankPool:
             rank = Rank(index, workers, index, workers, "127.0.0.1", port, store_is_hosted=True)
             pipe.send((function, rank, arguments))
         try:
-            answers = [_receive(pipe) for _, pipe in members]
+            answers = _receive([pipe for _, pipe in members])
         except BaseException:
             self.close()
             raise
@@ -61,13 +62,20 @@ class WorkerError(Exception):
     """A worker of the pool raised; the message is its traceback."""
 
 
-def _receive(pipe: Connection) -> Any:
-    if not pipe.poll(_TIMEOUT_S):
-        raise TimeoutError(f"a worker of the pool has not answered for {_TIMEOUT_S:g} s")
-    is_good, answer = pipe.recv()
-    if not is_good:
-        raise WorkerError(answer)
-    return answer
+def _receive(pipes: list[Connection]) -> list[Any]:
+    """Return what each worker answers, in their order. Whoever fails is heard at once: the others may wait for it."""
+    answers: dict[Connection, Any] = {}
+    until_s = time.monotonic() + _TIMEOUT_S
+    while len(answers) < len(pipes):
+        ready = wait([pipe for pipe in pipes if pipe not in answers], timeout=max(0.0, until_s - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"a worker of the pool has not answered for {_TIMEOUT_S:g} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            is_good, answers[pipe] = pipe.recv()
+            if not is_good:
+                raise WorkerError(answers[pipe])
+    return [answers[pipe] for pipe in pipes]
 
 
 def _serve(pipe: Connection) -> None:
