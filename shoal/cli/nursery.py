@@ -3,6 +3,7 @@
 import argparse
 import socket
 
+from shoal.core.notice import leave_to_others
 from shoal.launch.nursery import serve
 from shoal.launch.parent import die_with_parent
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Import all that workers need, and fork them; in each of those, be it."""
     die_with_parent(arguments.parent)
+    leave_to_others()
     import shoal.training.worker  # noqa: F401  # this is what takes its time
     from shoal.cli.main import main
 

@@ -11,6 +11,7 @@ The earlier of the two ends counts.
 
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping, MutableMapping
 
@@ -18,6 +19,8 @@ from shoal.core.errors import ConfigError
 
 NOTICE_S = 30.0
 """Between SIGTERM and SIGKILL: the default of Slurm (KillWait), Kubernetes and torchrun."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a run to stop."""
 SAME_S = 1.0
 """Signals so close to each other are one request: a batch system tells all processes, and a launcher passes it on."""
 
@@ -33,6 +36,12 @@ def parse_limit(text: str) -> float:
     if seconds <= 0:
         raise ConfigError(f"{text!r} is not a time limit. Write it like 3h59m, 90m, 45s or 03:59:00.")
     return float(seconds)
+
+
+def leave_to_others() -> None:
+    """Ignore what asks to stop: a batch system sends that to every process, and this one ends when another does."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def announce(

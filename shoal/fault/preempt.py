@@ -35,11 +35,10 @@ import torch.distributed as dist
 
 from shoal.comm.torch_private import own_connection
 from shoal.core.errors import Stopped
-from shoal.core.notice import SAME_S, read_notice_s, read_wall_end
+from shoal.core.notice import SAME_S, SIGNALS, read_notice_s, read_wall_end
 from shoal.fault.checkpoint.manifest import committed, step_of
 from shoal.fault.preempt_signals import Listener
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_S = 0.5
 """How often a worker looks whether another was asked: as often as it beats (comm/alive.py)."""
 _RESERVE, _MOST_RESERVE_S = 0.1, 1.0

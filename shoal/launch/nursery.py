@@ -8,7 +8,8 @@ whole: no thread pool, no lock that somebody held, no CUDA context.
 1. The launcher starts it as `python -m shoal nursery`, with one end of a Unix socket.
 2. For each worker the launcher sends the arguments and variables of its environment, and two descriptors: where it
    prints to, and where the nursery tells its process id at once and its exit code in the end, 4 bytes each.
-3. The worker is in a session of its own, dies with the nursery, and the nursery with the launcher.
+3. The worker is in a session of its own, dies with the nursery, and the nursery with the launcher. What asks a run to
+   stop is not for the nursery (Slurm sends it to all processes of a step): the launcher and the workers see to that.
 4. When the launcher closes the socket, the nursery ends.
 """
 
@@ -28,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from shoal.core.errors import WorkerFailed
+from shoal.core.notice import SIGNALS
 from shoal.launch.starting import PYTHON, Vain
 
 READY_S = 300.0
@@ -211,6 +213,8 @@ def serve(control: socket.socket) -> list[str] | None:
 def _become(output: int, nursery: int, arguments: list[str], env: dict[str, str]) -> list[str]:
     """Be a process of one's own, as if started by `python -m shoal ARGUMENTS`."""
     os.setsid()
+    for number in SIGNALS:  # which the nursery ignores
+        signal.signal(number, signal.SIG_DFL)
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)

@@ -8,12 +8,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import Stopped
-from shoal.core.notice import SAME_S
+from shoal.core.notice import SAME_S, SIGNALS
 
 if TYPE_CHECKING:
     from shoal.launch.local import Worker
-
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Requests:
@@ -50,7 +48,7 @@ def stop_requests() -> Iterator[Requests]:
     requests = Requests()
     previous = {}
     with contextlib.suppress(ValueError):  # not the main thread: signals go to whoever handles them there
-        for number in (signal.SIGINT, *_PASSED_ON):
+        for number in (signal.SIGINT, *SIGNALS):
             previous[number] = signal.signal(number, _noting(requests, signal.getsignal(number)))
     try:
         yield requests

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import Stopped
+from shoal.core.notice import SIGNALS
 from shoal.fault import inject
-from shoal.fault.preempt import SIGNALS, Preemption, Reason
+from shoal.fault.preempt import Preemption, Reason
 from shoal.launch.local import Watch, Worker, launch_local
 from shoal.launch.starting import Spawning
 from tests.fault import preempt_exercises

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import WorkerFailed
+from shoal.core.notice import SIGNALS
 from shoal.launch.local import Watch, launch_local
 from shoal.launch.nursery import Forked, Nursery, can_fork
 from shoal.launch.starting import Vain
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked on Li
 
 PROGRAM = """
 import argparse, os, socket, sys
+from shoal.core.notice import leave_to_others
 from shoal.launch.nursery import serve
 from shoal.launch.parent import die_with_parent
 parser = argparse.ArgumentParser()
@@ -29,6 +31,7 @@ parser.add_argument("--control", type=int)
 parser.add_argument("--parent", type=int)
 arguments = parser.parse_args()
 die_with_parent(arguments.parent)
+leave_to_others()
 forked = serve(socket.socket(fileno=arguments.control))
 if forked is not None:
     die_with_parent(int(forked[-1]))
@@ -120,6 +123,21 @@ def test_workers_die_with_the_nursery_and_it_with_the_launcher() -> None:
         said_by(process)
         with pytest.raises(WorkerFailed, match="has ended"):
             start(one)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_request_to_stop_that_reaches_all_processes_is_the_workers_and_not_the_nurserys(number: int) -> None:
+    with nursery(SLEEP) as one:
+        first, second = start(one), start(one)
+        assert one._process is not None
+        for pid in (one._process.pid, first.pid):  # as Slurm does to all of a step
+            os.kill(pid, number)
+        assert code_of(first) == -number
+        assert second.poll() is None, "the nursery goes on, and so does who was not asked"
+        second.kill()
+        assert code_of(second) == -signal.SIGKILL
+        for process in (first, second):
+            said_by(process)
 
 
 def test_what_a_nursery_said_before_it_failed_is_told() -> None:

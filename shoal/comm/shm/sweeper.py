@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,4 +46,6 @@ def sweep(lock: Path) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # which a batch system sends to every process
+        signal.signal(number, signal.SIG_IGN)
     sweep(Path(sys.argv[1]))

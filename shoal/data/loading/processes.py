@@ -24,6 +24,7 @@ from multiprocessing.context import ForkProcess
 import torch
 
 from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.notice import leave_to_others
 from shoal.data.loading.chunk import Load, Loaded
 from shoal.data.loading.pace import Pace
 from shoal.data.loading.patience import Patience
@@ -135,10 +136,9 @@ class _Process:
 def _serve(work: Iterator[range], load: Load, pipe: Connection, theirs: Connection, memories: list[mmap.mmap]) -> None:
     """Load chunk after chunk, each into a slot that is free: what the process does."""
     theirs.close()
-    # These are for the one who started us, who then closes the pipe; or first loads some more, for its last steps: a
-    # batch system sends them to every process.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    # The one who started us then closes the pipe; or first loads some more, for its last steps.
+    leave_to_others()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # and those of the parent were not forked with us
     parent = os.getppid()
     with contextlib.suppress(EOFError, ConnectionError):

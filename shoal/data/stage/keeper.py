@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.core.notice import leave_to_others
 from shoal.data.stage.copies import OWNERS, RELEASE, Copy, remove
 from shoal.data.stage.locks import FileLock
 
@@ -120,6 +121,7 @@ def _end(*_: object) -> None:
 
 
 if __name__ == "__main__":
+    leave_to_others()
     signal.signal(signal.SIGTERM, _end)
     if len(sys.argv) == 2:
         sweep(Path(sys.argv[1]))

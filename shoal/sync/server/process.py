@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect
+from shoal.core.notice import leave_to_others
 from shoal.sync.server.host import Host
 
 _END_S = 15.0
@@ -47,6 +48,7 @@ def store_of(rank: Rank, token: str, *, timeout_s: float) -> dist.Store:
 
 def main() -> None:
     """Be a host until standard input ends."""
+    leave_to_others()
     told = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     rank = Rank(0, 1, 0, 1, told["store_host"], told["store_port"], store_is_hosted=True)

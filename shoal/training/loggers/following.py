@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from shoal.core.notice import read_notice_s
+from shoal.core.notice import SIGNALS, read_notice_s
 from shoal.core.run_folder import RunFolder
 from shoal.training.loggers.delivery import Delivery, Say
 from shoal.training.loggers.registry import LOGGERS, loggers_of
@@ -82,7 +82,7 @@ def follow(folder: RunFolder, name: str, *, pipe: IO[bytes], say: Say) -> bool:
     """Be the process that follows a run for the logger `name`, until `pipe` is closed; return whether all is there."""
     # A batch system tells all processes, and the end comes by the pipe. Blocked, not ignored: that a library's own
     # processes inherit as well, whatever they are written in.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     delivery = Delivery(folder, name, say=say)
     is_over = closing_of(pipe)
     while not is_over(max(LOOK_S, _LOOK_S_PER_WORKER * len(list(folder.events.glob("rank-*.jsonl"))))):
