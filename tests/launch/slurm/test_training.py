@@ -160,6 +160,7 @@ def test_a_run_that_makes_way_for_another_job_goes_on_afterwards_as_one_curve(
     assert result["losses"] == pytest.approx(undisturbed, rel=1e-6, abs=1e-6)
     assert len(starts(run)) == 2
     assert starts(run)[-1] > 0
+    wait_until(lambda: state_of(run).is_over)  # what follows for loggers has said all by then
     ids, values, _, _ = read_offline(run.path)
     assert len(ids) == 1
     assert max(values) == 60
