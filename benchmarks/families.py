@@ -158,13 +158,13 @@ def _names(only: Sequence[str] | None) -> list[str]:
     if unknown:
         raise SystemExit(f"no family {unknown[0]!r}. There are: {', '.join(FAMILIES)}.")
     folder = timm_folder()
-    if folder is not None:
+    of_timm = [name for name in only or FAMILIES if FAMILIES[name].model.startswith("timm/")]
+    if folder is not None and of_timm:  # else not: whoever is started from now on looks there, too
         sys.path.append(str(folder))
-    there = [name for name, family in FAMILIES.items() if folder or not family.model.startswith("timm/")]
-    missing = [name for name in only or FAMILIES if name not in there]
+    missing = [] if folder is not None else of_timm
     if missing:
         print(f"Without timm there is no {', '.join(missing)}: pip install 'shoal[timm]'.", file=sys.stderr)
-    return [name for name in only or FAMILIES if name in there]
+    return [name for name in only or FAMILIES if name not in missing]
 
 
 def main(words: Sequence[str] | None = None, *, pool: RankPool) -> int:

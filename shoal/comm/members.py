@@ -8,6 +8,7 @@
     news G, news G/N   how much there is to hear in generation G, and each piece: that it is over, that one waits, ...
     finished           the run has come to its end: nobody need join it any more
     done MEMBER        this process has done what it had to, and ends in order
+    failed             the code of a worker has raised: nobody goes on without it, and launchers end the run
     over               a worker has failed, and the launchers of all hosts end the others
     ended              how many hosts have no worker any more that trains
 
@@ -22,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 PREFIX = "members"
-AWAITED, NOW, FINISHED, OVER, ENDED = "awaited", "now", "finished", "over", "ended"
+AWAITED, NOW, FINISHED, FAILED, OVER, ENDED = "awaited", "now", "finished", "failed", "over", "ended"
 
 
 def members_of(store: dist.Store) -> dist.Store:

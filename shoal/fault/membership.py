@@ -11,7 +11,8 @@ here is said through the store, which the launcher hosts and which outlives ever
 3. All read the list, which is closed once for all: who is not in it waits for the next one. Ranks are in the order of
    the members' numbers.
 4. If members die while all this goes on, or while groups are formed, that is the loss of the next generation.
-5. If those who are there cannot hold a whole model, they wait for a replacement, `wait_s` at most. If none comes, by
+5. Nobody goes on where a member's own code has raised: it would raise again. Launchers then end all of them.
+6. If those who are there cannot hold a whole model, they wait for a replacement, `wait_s` at most. If none comes, by
    then or by the launcher's word, they go on as `fits_at_last` says that they can; else the run ends.
 
 Example: worker 2 of 4 is killed in step 41 of generation 0. The launcher writes "dead 2.0"; 0, 1 and 3 are released
@@ -20,6 +21,7 @@ and closes the list: 0.0, 1.0, 3.0, ranks 0, 1 and 2. Three seconds later 2.1 ha
 generation 2. After step 47 all four agree on that.
 """
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -31,6 +33,7 @@ import torch.distributed as dist
 from shoal.comm.calls import CALLS
 from shoal.comm.members import (
     AWAITED,
+    FAILED,
     FINISHED,
     NOW,
     dead_key,
@@ -111,11 +114,11 @@ class Membership:
                     self._announce(number, here)
                     continue
                 missing, present = self._look(number)
-                waited_s = time.monotonic() - began_s
-                if not missing and self._close(number, present, waited_s):
+                waited_s, has_failed = time.monotonic() - began_s, self.members.check([FAILED])
+                if not missing and not has_failed and self._close(number, present, waited_s):
                     continue
                 check()
-                self._check_time(waited_s, missing)
+                self._check_time(waited_s, missing, has_failed=has_failed)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S if time.monotonic() - began_s < _PATIENT_S else _LONG_PAUSE_S)
 
@@ -149,6 +152,11 @@ class Membership:
         """Say that the run has come to its end, and this member too. Called when all have done what they had to."""
         self.members.set(FINISHED, "1")
         self.members.set(done_key(self.name), "1")
+
+    def fail(self) -> None:
+        """Say that the run ends because this member's own code has raised. Called before its process ends."""
+        with contextlib.suppress(RuntimeError):  # without a store there is nobody to go on
+            self.members.set(FAILED, "1")
 
     def would_grow(self, generation: Generation) -> bool:
         """Return whether those who wait to be let in would make `generation` larger."""
@@ -234,8 +242,10 @@ class Membership:
             return f"the {left} {lacks}, and no replacement has come within {self._wait_s:g} s (on_loss.wait_s)."
         return ""
 
-    def _check_time(self, waited_s: float, missing: Iterable[str]) -> None:
+    def _check_time(self, waited_s: float, missing: Iterable[str], *, has_failed: bool) -> None:
         """Raise PeerLost if it is in vain to wait on; whoever was never in a generation waits for those who are."""
+        if has_failed and waited_s > self._timeout_s:  # long before, its launcher should have ended this one
+            raise PeerLost("the code of another worker has raised, and ended the run.")
         if self.current is None and self.closed(0) is not None:
             return
         names = ", ".join(f"worker {number_of(name)}" for name in missing)

@@ -198,6 +198,8 @@ class Elastic:
                     return self._train(run, ear, generation, recovery)
         except Exception as error:
             if not _is_loss(error, ear):
+                if not isinstance(error, Stopped):
+                    self._membership.fail()
                 raise
             self._note_end(first_line(error) or type(error).__name__)
             self._membership.tell(generation, over=self._error)

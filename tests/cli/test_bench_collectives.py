@@ -8,6 +8,7 @@ import json
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,16 +187,19 @@ def test_every_size_has_its_rounds_and_the_order_of_turns_changes() -> None:
     assert said[-1] == 1.0
 
 
-def test_the_size_that_had_the_least_time_goes_next() -> None:
-    rounds: dict[int, int] = {}
+def test_the_size_that_had_the_least_time_goes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
 
-    def spend(size: int) -> None:
-        rounds[size] = rounds.get(size, 0) + 1
-        torch.ones(size).cumsum(0)
+    def spend(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
 
-    sides = {size: {"a": lambda size=size: spend(size)} for size in (4_000_000, 400_000)}
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    sides = {size: {"a": lambda size=size: spend(1e-8 * size)} for size in (4_000_000, 40_000)}  # 40 and 0.4 ms
     times = turns.take_turns(sides, seconds=0.5, wait=lambda: None, agree=lambda value: value, say=lambda _: None)
-    assert len(times[400_000]["a"]) >= len(times[4_000_000]["a"]) >= turns.LEAST_ROUNDS
+    large, small = (len(times[size]["a"]) for size in sides)
+    assert large >= turns.LEAST_ROUNDS
+    assert small == pytest.approx(10 * large, abs=10)  # 10 calls make a turn of 4 ms
 
 
 def test_two_workers_are_predicted_by_the_formulas_and_four_share_what_carries_the_bytes() -> None:

@@ -14,7 +14,7 @@ from shoal.comm import others
 from shoal.comm.members import await_members, last_generation, members_of, tell_dead, tell_last
 from shoal.comm.rank import Rank
 from shoal.comm.store import LOOPBACK, connect, host_store
-from shoal.core.errors import WorkerFailed
+from shoal.core.errors import PeerLost, WorkerFailed
 from shoal.fault import membership as room
 from shoal.fault.generation import Generation, Member
 from shoal.fault.membership import Membership
@@ -297,3 +297,16 @@ def test_a_run_that_is_finished_needs_nobody_any_more(run: Run) -> None:
     run.agreed(member)
     member.finish()
     assert run.member("1.1").agree() is None
+
+
+def test_nobody_goes_on_without_a_member_whose_own_code_has_raised(run: Run) -> None:
+    names = ("0.0", "1.0", "2.0")
+    await_members(run.members, names)
+    members = [run.member(name, timeout_s=0.5) for name in names]
+    run.agreed(*members)
+    members[2].fail()
+    tell_dead(run.members, "2.0", "has ended without a word")
+    for future in run.agree(*members[:2], step=1):
+        with pytest.raises(PeerLost, match="another worker has raised"):
+            future.result(WAIT_S)
+    assert last_generation(run.members) == 0

@@ -3,7 +3,7 @@
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -15,11 +15,13 @@ _TIMEOUT_S = 240.0
 class RankPool:
     """Runs functions as the workers of a group. The processes stay; each run has a rendezvous store of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dying: Collection[int] = ()) -> None:
+        """Workers `dying` end in the middle of a run, and give no answer; the others are ended after it."""
         self._members: list[tuple[Any, Connection]] = []
+        self._dying = dying
 
     def run(self, function: Callable[..., Any], *, workers: int, **arguments: Any) -> list[Any]:
-        """Return what `function(rank, **arguments)` returns on each of `workers` workers.
+        """Return what `function(rank, **arguments)` returns on each of `workers` workers, but for those `dying` of it.
 
         An exception on one is raised here, with its traceback as text; the pool is then started afresh.
         """
@@ -32,10 +34,12 @@ class RankPool:
             rank = Rank(index, workers, index, workers, "127.0.0.1", port, store_is_hosted=True)
             pipe.send((function, rank, arguments))
         try:
-            answers = _receive([pipe for _, pipe in members])
+            answers = _receive([pipe for index, (_, pipe) in enumerate(members) if index not in self._dying])
         except BaseException:
             self.close()
             raise
+        if self._dying:
+            self.close()
         del store
         return answers
 
