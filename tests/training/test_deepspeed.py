@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def tied(steps: int, layers: int) -> Job:
         return made
 
     return dataclasses.replace(padded(steps=steps), model=model, clip_norm=1.0)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    """A pool of its own: a process that has imported DeepSpeed rounds otherwise from then on."""
+    pool = RankPool()
+    yield pool
+    pool.close()
 
 
 def reference(ranks: RankPool, case: str, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:

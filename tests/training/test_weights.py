@@ -163,7 +163,7 @@ def test_every_worker_writes_an_event_a_step_whose_parts_add_up(ranks: RankPool,
             parts = [event[name] for name in STEP_PARTS]
             assert min(parts) >= 0
             assert sum(parts) <= event["step_s"] + 1e-5  # what is in none of them is writing down the step before
-        assert log[-1]["peak_bytes"] >= 0  # a warm process may have had all that it needs: test_memory.py has fresh ones
+        assert log[-1]["peak_bytes"] >= 0  # 0 in a warm process that has had all of it: test_memory.py has fresh ones
     for ours, theirs in zip(logs[0][1:7], logs[1][1:7], strict=True):
         total = ours["weight"] + theirs["weight"]
         assert ours["batch_weight"] == theirs["batch_weight"] == total
