@@ -19,6 +19,7 @@ from shoal.fault import inject
 from shoal.fault.preempt import last_step, preemptible
 from shoal.launch.cause import find_cause
 from shoal.launch.local import Watch, launch_local
+from shoal.launch.nursery import await_early
 from shoal.launch.starting import workers_of
 from shoal.report.live.view import LiveView
 from shoal.report.page.conclude import conclude
@@ -103,6 +104,7 @@ def _ended(folder: RunFolder, rank: Rank) -> Iterator[EventLog]:
 
 def launch(job: Job | Program, plan: Plan, asked: Asked, *, console: Console) -> Summary:
     """Train `job`, which a file holds, by worker processes on this machine, and show how it goes."""
+    await_early()  # before the speed of this machine is measured
     with ExitStack() as holds:
         folder = _prepare(job, plan, asked, say=_say(console), holds=holds)
         with copied_out(folder.path, say=_say(console)) as kept, followed(folder, say=_say(console)):

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from shoal.cli.slurm_flags import add_slurm_flags, read_slurm, set_workers
 from shoal.cli.sync_flags import add_sync_flags, asks_for_local_steps, read_sync
 from shoal.comm.rank import read_rank
 from shoal.core.errors import ConfigError
+from shoal.launch.starting import getting_ready
 from shoal.spec.plan import Plan
 from shoal.spec.record import read_loggers, traced_steps
 from shoal.training.loggers.registry import check_loggers
@@ -114,21 +116,22 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"{file.name}: getting ready ...", highlight=False, markup=False)
     if arguments.slurm:
         return _train_on_slurm(arguments, plan, runs=runs, name=name, console=console)
-    from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
+    with getting_ready(plan.workers) if read_rank() is None else nullcontext():
+        from shoal.api import train_file  # imports torch: only once all that can be checked without it is right
 
-    if asks_for_local_steps(arguments) and not _is_echo():
-        plan = _with_local_steps(arguments, plan, console.print)
-    summary = train_file(
-        file,
-        plan,
-        steps=arguments.steps,
-        name=name,
-        runs=runs,
-        cluster=arguments.cluster,
-        trace=arguments.trace,
-        log=log,
-        console=console,
-    )
+        if asks_for_local_steps(arguments) and not _is_echo():
+            plan = _with_local_steps(arguments, plan, console.print)
+        summary = train_file(
+            file,
+            plan,
+            steps=arguments.steps,
+            name=name,
+            runs=runs,
+            cluster=arguments.cluster,
+            trace=arguments.trace,
+            log=log,
+            console=console,
+        )
     if _is_echo():
         return 0
     if arguments.json:
@@ -169,9 +172,11 @@ def _train_on_slurm(
 
 
 def _with_local_steps(arguments: argparse.Namespace, plan: Plan, say: Callable[[str], object]) -> Plan:
+    from shoal.launch.nursery import await_early
     from shoal.training.jobfile import load_job
     from shoal.training.local_steps import with_local_steps
 
+    await_early()  # before the speed of this machine is measured
     return with_local_steps(load_job(arguments.file), plan, cluster=arguments.cluster, say=say)
 
 

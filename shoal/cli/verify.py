@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.cli import flags
 from shoal.cli.plan_flags import add_plan_flags, read_plan
 from shoal.core.errors import ConfigError
+from shoal.launch.starting import getting_ready
 
 if TYPE_CHECKING:
     from shoal.training.verify import Verdict
@@ -47,17 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--tolerance {arguments.tolerance:g}: it must be more than 0.")
     from rich.console import Console
 
-    from shoal.api import verify_file  # imports torch
+    with getting_ready(workers=1):  # the first run is that of one process
+        from shoal.api import verify_file  # imports torch
 
-    verdict = verify_file(
-        file,
-        plan,
-        steps=arguments.steps,
-        tolerance=arguments.tolerance,
-        name=None,
-        runs=arguments.runs,
-        console=Console(stderr=True),
-    )
+        verdict = verify_file(
+            file,
+            plan,
+            steps=arguments.steps,
+            tolerance=arguments.tolerance,
+            name=None,
+            runs=arguments.runs,
+            console=Console(stderr=True),
+        )
     if arguments.json:
         print(json.dumps(verdict.as_json()))
     else:

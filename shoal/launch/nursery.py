@@ -5,11 +5,13 @@ in some 20 ms and shares the memory of the code with the others: sixteen workers
 another in the middle of a run, are there at once. The nursery computes nothing and has one thread, so that a fork is
 whole: no thread pool, no lock that somebody held, no CUDA context.
 
-1. The launcher starts it as `python -m shoal nursery`, with one end of a Unix socket.
+1. The launcher starts it as `python -m shoal nursery`, with one end of a Unix socket, through which it says when it has
+   imported everything. A command that is going to start workers has it begin before it imports torch itself (`early`).
 2. For each worker the launcher sends the arguments and variables of its environment, and two descriptors: where it
    prints to, and where the nursery tells its process id at once and its exit code in the end, 4 bytes each.
 3. The worker is in a session of its own, dies with the nursery, and the nursery with the launcher. What asks a run to
    stop is not for the nursery (Slurm sends it to all processes of a step): the launcher and the workers see to that.
+   What comes in the moment of the fork waits until the worker can be asked.
 4. When the launcher closes the socket, the nursery ends.
 """
 
@@ -17,6 +19,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from shoal.core.errors import WorkerFailed
@@ -103,6 +106,60 @@ class Forked:
         return _NUMBER.unpack(data)[0] if data else None
 
 
+class _Importing:
+    """The process of a nursery, with `env`, which imports from now on."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+        self.command, self.env = tuple(command), env
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the nursery
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, "--control", str(theirs.fileno()), "--parent", str(os.getpid())],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self.said,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C reaches us alone
+            )
+
+    def is_for(self, command: Sequence[str], env: dict[str, str]) -> bool:
+        """Return whether workers of `command` with this environment can be forked from it, given what it lacks."""
+        return self.command == tuple(command) and self.env.items() <= env.items()
+
+    def close(self, *, wait_s: float) -> None:
+        """End the process: it ends by itself once it sees that nobody is there, else after `wait_s`."""
+        self.control.close()
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_CLOSE_S)
+        self.said.close()
+
+
+_EARLY: list[_Importing] = []
+"""The one that was begun before anybody needed it, if any."""
+
+
+@contextlib.contextmanager
+def early(command: Sequence[str], env: dict[str, str]) -> Iterator[None]:
+    """Have a nursery that imports, for the length of a `with` block: for the first that is opened and can use it."""
+    _EARLY.append(_Importing(command, env))
+    try:
+        yield
+    finally:
+        while _EARLY:
+            _EARLY.pop().close(wait_s=0.0)
+
+
+def await_early() -> None:
+    """Wait until the early nursery, if there is one, has imported all: meanwhile it takes a core."""
+    for importing in _EARLY:
+        select.select([importing.control], [], [], READY_S)  # whatever is wrong with it, who opens it is told
+
+
 class Nursery:
     """The launcher's side. Forks processes that do what `python -m shoal ARGUMENTS` does.
 
@@ -111,40 +168,31 @@ class Nursery:
 
     def __init__(self, arguments: list[str], *, command: Sequence[str] = (*PYTHON, "nursery")) -> None:
         self._arguments, self._command = arguments, command
-        self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._importing: _Importing | None = None
+        self._env: dict[str, str] = {}
 
     def open(self, env: dict[str, str]) -> None:
-        """Start the nursery, which imports from now on, with the environment of the workers."""
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the nursery
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [*self._command, "--control", str(theirs.fileno()), "--parent", str(os.getpid())],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches us alone
-            )
+        """Start the nursery, which imports from now on, with the environment of the workers; or take the early one."""
+        is_there = _EARLY and _EARLY[0].is_for(self._command, env)
+        self._importing = _EARLY.pop() if is_there else _Importing(self._command, env)
+        self._env = dict(env.items() - self._importing.env.items())
 
     def start(self, env: dict[str, str], in_vain: Callable[[], bool]) -> Forked:
         """Fork one, with `env` besides, as soon as everything is imported."""
-        assert self._control is not None
+        assert self._importing is not None
         output, prints = os.pipe()
         told, tells = os.pipe()
         forked = Forked(output, told)
-        request = json.dumps({"arguments": self._arguments, "env": env}).encode()
+        request = json.dumps({"arguments": self._arguments, "env": {**self._env, **env}}).encode()
         try:
-            socket.send_fds(self._control, [request], [prints, tells])
+            socket.send_fds(self._importing.control, [request], [prints, tells])
         except OSError:  # it has ended: what follows says why
             pass
         finally:
             os.close(prints)
             os.close(tells)
         try:
-            self._await(forked, in_vain)
+            _await(forked, self._importing, in_vain)
         except BaseException:
             forked.abandon()
             raise
@@ -152,30 +200,24 @@ class Nursery:
 
     def close(self) -> None:
         """End the nursery: its workers have ended."""
-        if self._control is None or self._process is None:
-            return
-        self._control.close()
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_CLOSE_S)
-        self._said.close()
-        self._control = self._process = None
+        if self._importing is not None:
+            self._importing.close(wait_s=_CLOSE_S)
+        self._importing = None
 
-    def _await(self, forked: Forked, in_vain: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + READY_S
-        try:
-            while not forked.has_started():
-                if in_vain():
-                    raise Vain
-                if time.monotonic() > end_s:
-                    raise WorkerFailed(f"torch and shoal were not imported within {READY_S:g} s.")
-                time.sleep(_LOOK_S)
-        except ConnectionError:
-            self._said.seek(0)
-            said = self._said.read().decode(errors="replace")
-            raise WorkerFailed("the process that starts workers has ended.", details=said) from None
+
+def _await(forked: Forked, importing: _Importing, in_vain: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + READY_S
+    try:
+        while not forked.has_started():
+            if in_vain():
+                raise Vain
+            if time.monotonic() > end_s:
+                raise WorkerFailed(f"torch and shoal were not imported within {READY_S:g} s.")
+            time.sleep(_LOOK_S)
+    except ConnectionError:
+        importing.said.seek(0)
+        said = importing.said.read().decode(errors="replace")
+        raise WorkerFailed("the process that starts workers has ended.", details=said) from None
 
 
 def serve(control: socket.socket) -> list[str] | None:
@@ -185,6 +227,8 @@ def serve(control: socket.socket) -> list[str] | None:
     nursery = os.getpid()
     ends: dict[int, tuple[int, int]] = {}  # by the descriptor of a child: its process id, and where its end is told
     with control, selectors.DefaultSelector() as selector:
+        with contextlib.suppress(BrokenPipeError):  # the launcher is gone
+            control.send(b"imported")
         selector.register(control, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():  # the launcher's end ends it too
@@ -196,6 +240,7 @@ def serve(control: socket.socket) -> list[str] | None:
                 if not data:
                     return None
                 output, tells = descriptors
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # ignored in a worker until it has become one
                 pid = os.fork()
                 if pid == 0:
                     for child, (_, other) in ends.items():
@@ -203,6 +248,7 @@ def serve(control: socket.socket) -> list[str] | None:
                         os.close(other)
                     os.close(tells)
                     return _become(output, nursery, **json.loads(data))
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 os.close(output)
                 os.write(tells, _NUMBER.pack(pid))
                 child = os.pidfd_open(pid)
@@ -218,6 +264,7 @@ def _become(output: int, nursery: int, arguments: list[str], env: dict[str, str]
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ.update(env)
     arguments = [*arguments, "--parent", str(nursery)]  # who may be gone already
     sys.argv[1:] = arguments

@@ -1,11 +1,14 @@
 """How a launcher starts the processes of workers: each by a command, or forked from a nursery."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Protocol
+
+from shoal.core.host import threads_per_worker
 
 PYTHON = (sys.executable, "-m", "shoal")
 
@@ -91,19 +94,35 @@ def workers_of(run: Path) -> Starting:
     return Nursery(arguments) if can_fork() else Spawning([*PYTHON, *arguments, "--parent", str(os.getpid())])
 
 
-def worker_environment(env: Mapping[str, str], *, threads: int, host: str, port: int) -> dict[str, str]:
-    """Return `env` with what every worker is told: its threads, where `env` has none, and where all meet.
+@contextlib.contextmanager
+def getting_ready(workers: int) -> Iterator[None]:
+    """Have what starts `workers` of a run here get ready, for the length of a `with` block; `workers_of` then has it.
 
-    The store there is hosted by its launcher.
+    For a command that is about to import torch itself, which takes as long: both do so at once.
     """
+    from shoal.launch.nursery import can_fork, early
+
+    env = import_environment(os.environ, threads=threads_per_worker(workers))
+    with early((*PYTHON, "nursery"), env) if can_fork() else contextlib.nullcontext():
+        yield
+
+
+def import_environment(env: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """Return `env` with what every worker is told before it imports anything: its threads, where `env` has none."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # Without gaps in a GPU's memory, which took up to a quarter of the peak (docs/accuracy.md).
         "PYTORCH_ALLOC_CONF": env.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **env,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def worker_environment(env: Mapping[str, str], *, threads: int, host: str, port: int) -> dict[str, str]:
+    """Return that, and where all workers meet: in the store there, which their launcher hosts."""
+    return import_environment(env, threads=threads) | {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PYTHONUNBUFFERED": "1",
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 
 from shoal.core.errors import WorkerFailed
 from shoal.core.notice import SIGNALS
+from shoal.launch import nursery as nursery_module
 from shoal.launch.local import Watch, launch_local
-from shoal.launch.nursery import Forked, Nursery, can_fork
+from shoal.launch.nursery import Forked, Nursery, await_early, can_fork, early
 from shoal.launch.starting import Vain
 from tests.launch.test_local import is_alive
 from tests.support.waiting import wait_until
@@ -62,6 +64,11 @@ def nursery(program: str) -> Iterator[Nursery]:
 
 def start(one: Nursery, rank: int = 0) -> Forked:
     return one.start({"RANK": str(rank)}, lambda: False)
+
+
+def process_of(one: Nursery) -> "subprocess.Popen[bytes]":
+    assert one._importing is not None
+    return one._importing.process
 
 
 def code_of(process: Forked) -> int:
@@ -116,8 +123,7 @@ def test_ends_are_told_by_signal_and_code_and_wake_whoever_watches() -> None:
 def test_workers_die_with_the_nursery_and_it_with_the_launcher() -> None:
     with nursery(SLEEP) as one:
         process = start(one)
-        assert one._process is not None
-        one._process.kill()
+        process_of(one).kill()
         assert code_of(process) == -signal.SIGKILL
         wait_until(lambda: not is_alive(process.pid))
         said_by(process)
@@ -129,8 +135,7 @@ def test_workers_die_with_the_nursery_and_it_with_the_launcher() -> None:
 def test_a_request_to_stop_that_reaches_all_processes_is_the_workers_and_not_the_nurserys(number: int) -> None:
     with nursery(SLEEP) as one:
         first, second = start(one), start(one)
-        assert one._process is not None
-        for pid in (one._process.pid, first.pid):  # as Slurm does to all of a step
+        for pid in (process_of(one).pid, first.pid):  # as Slurm does to all of a step
             os.kill(pid, number)
         assert code_of(first) == -number
         assert second.poll() is None, "the nursery goes on, and so does who was not asked"
@@ -138,6 +143,41 @@ def test_a_request_to_stop_that_reaches_all_processes_is_the_workers_and_not_the
         assert code_of(second) == -signal.SIGKILL
         for process in (first, second):
             said_by(process)
+
+
+def test_a_request_to_stop_in_the_moment_of_the_start_is_not_lost() -> None:
+    with nursery(SLEEP) as one:
+        for _ in range(20):
+            process = start(one)
+            process.send_signal(signal.SIGTERM)
+            assert code_of(process) == -signal.SIGTERM
+            said_by(process)
+
+
+def test_one_that_was_begun_early_is_taken_by_the_first_that_can_use_it() -> None:
+    command, env = [sys.executable, "-c", PROGRAM], {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with early(command, env):
+        await_early()
+        pid = nursery_module._EARLY[0].process.pid
+        with nursery(FACTS) as one:  # with a variable more
+            assert process_of(one).pid == pid
+            process = start(one)
+            assert code_of(process) == 7
+            facts = json.loads(said_by(process).splitlines()[0])
+            assert (facts["parent"], facts["shared"], facts["variable"]) == (pid, "by all", "0")
+        with nursery(FACTS) as other:
+            assert process_of(other).pid != pid
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("change", [{"SHARED": "by nobody"}, {"OMP_NUM_THREADS": "7"}])
+def test_one_that_was_begun_early_is_left_where_it_is_another_and_ended(change: dict[str, str]) -> None:
+    with early([sys.executable, "-c", PROGRAM], {**os.environ, **change}):
+        pid = nursery_module._EARLY[0].process.pid
+        with nursery(SLEEP) as one:
+            assert process_of(one).pid != pid
+        assert is_alive(pid)
+    assert not is_alive(pid)
 
 
 def test_what_a_nursery_said_before_it_failed_is_told() -> None:
@@ -157,7 +197,7 @@ def test_nobody_waits_for_a_start_in_vain() -> None:
     begin_s = time.monotonic()
     with pytest.raises(Vain):
         one.start({}, lambda: True)
-    one._process.kill()  # type: ignore[union-attr]  # or closing would wait for it
+    process_of(one).kill()  # or closing would wait for it
     one.close()
     assert time.monotonic() - begin_s < 5.0
 
@@ -165,8 +205,7 @@ def test_nobody_waits_for_a_start_in_vain() -> None:
 def test_the_real_one_has_a_single_thread_and_leaves_nothing(tmp_path: Path) -> None:
     class Spied(Nursery):
         def close(self) -> None:
-            assert self._process is not None
-            pid = self._process.pid
+            pid = process_of(self).pid
             found.append(len(list(Path(f"/proc/{pid}/task").iterdir())))
             super().close()
             found.append(is_alive(pid))
