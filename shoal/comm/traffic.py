@@ -11,8 +11,8 @@ Example: 4 buckets of 1 MB in each of 100 steps, 2 ms each: one line, of 400 cal
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +47,16 @@ class Spent(NamedTuple):
     end: Moment
 
 
+_Kind: TypeAlias = tuple[str, str, str, int]
+Noted: TypeAlias = tuple[_Kind, Moment, Moment]
+"""The same, of plain tuples: there are several in every step, and few that anybody asks for by name (`named`)."""
+
+
+def named(calls: Iterable[Noted]) -> list[Spent]:
+    """Return calls with names for what they hold."""
+    return [Spent(Kind(*kind), begin, end) for kind, begin, end in calls]
+
+
 @dataclass
 class _Sum:
     count: int = 0
@@ -63,9 +73,9 @@ class Traffic:
     is_traced: bool = False
     """Whether all calls on a GPU are timed."""
     _steps: int = 0
-    _sums: dict[Kind, _Sum] = field(default_factory=dict)
-    _spans: list[Spent] = field(default_factory=list)
-    _pending: list[Spent] = field(default_factory=list)
+    _sums: dict[_Kind, _Sum] = field(default_factory=dict)
+    _spans: list[Noted] = field(default_factory=list)
+    _pending: list[Noted] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, tensor: torch.Tensor) -> Moment:
@@ -78,28 +88,27 @@ class Traffic:
 
     def add(self, begin: Moment, end: Moment, op: str, algorithm: str, num_bytes: int, *, link: str = "") -> None:
         """Note a collective that lasted from `begin` to `end`."""
-        kind = Kind(op, algorithm, link or self.link, num_bytes)
+        kind = (op, algorithm, link or self.link, num_bytes)
         with self._lock:
-            total = self._sums.setdefault(kind, _Sum())
+            total = self._sums.get(kind)
+            if total is None:
+                total = self._sums[kind] = _Sum()
             total.count += 1
             if begin is None:
                 return
-            spent = Spent(kind, begin, end)
             if len(self._spans) < _MOST_SPANS:
-                self._spans.append(spent)
+                self._spans.append((kind, begin, end))
             if isinstance(begin, float):
-                total.timed, total.seconds = total.timed + 1, total.seconds + end - begin
+                total.timed += 1
+                total.seconds += end - begin
             elif len(self._pending) < _MOST_SPANS:
-                self._pending.append(spent)
+                self._pending.append((kind, begin, end))
 
-    @contextmanager
-    def timing(self, op: str, algorithm: str, tensor: torch.Tensor, *, link: str = "") -> Iterator[None]:
+    def timing(self, op: str, algorithm: str, tensor: torch.Tensor, *, link: str = "") -> "_Timing":
         """Note what runs in a `with` block as a collective on `tensor`; nothing, if it fails."""
-        begin = self.begin(tensor)
-        yield
-        self.end(begin, op, algorithm, tensor, link=link)
+        return _Timing(self, op, algorithm, tensor, link)
 
-    def take_step(self) -> list[Spent]:
+    def take_step(self) -> list[Noted]:
         """Return the calls since the last time, for the trace of a step. Called once a step."""
         with self._lock:
             spans, self._spans = self._spans, []
@@ -113,14 +122,14 @@ class Traffic:
             sums, self._sums = self._sums, {}
         calls = [
             {
-                "op": kind.op,
-                "algorithm": kind.algorithm,
-                "link": kind.link,
-                "bytes": kind.num_bytes,
+                "op": op,
+                "algorithm": algorithm,
+                "link": link,
+                "bytes": num_bytes,
                 "count": total.count,
                 "seconds": round(total.seconds * total.count / max(1, total.timed), 6),
             }
-            for kind, total in sums.items()
+            for (op, algorithm, link, num_bytes), total in sums.items()
         ]
         return sorted(calls, key=lambda call: -float(str(call["seconds"])))
 
@@ -138,14 +147,31 @@ class Traffic:
     def _read_pending(self) -> None:
         """Count the calls on a GPU that are done by now."""
         waiting = []
-        for spent in self._pending:
-            if not spent.end.query():
-                waiting.append(spent)
+        for kind, begin, end in self._pending:
+            if not end.query():
+                waiting.append((kind, begin, end))
                 continue
-            total = self._sums.setdefault(spent.kind, _Sum())
+            total = self._sums.setdefault(kind, _Sum())
             total.timed += 1
-            total.seconds += float(spent.begin.elapsed_time(spent.end)) / 1e3
+            total.seconds += float(begin.elapsed_time(end)) / 1e3
         self._pending = waiting
+
+
+class _Timing(AbstractContextManager[None]):
+    """What `Traffic.timing` returns; no generator, which takes longer, as there are several in every step."""
+
+    __slots__ = ("_algorithm", "_begin", "_link", "_op", "_tensor", "_traffic")
+
+    def __init__(self, traffic: Traffic, op: str, algorithm: str, tensor: torch.Tensor, link: str) -> None:
+        self._traffic, self._op, self._algorithm, self._tensor, self._link = traffic, op, algorithm, tensor, link
+        self._begin: Moment = None
+
+    def __enter__(self) -> None:
+        self._begin = self._traffic.begin(self._tensor)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._traffic.end(self._begin, self._op, self._algorithm, self._tensor, link=self._link)
 
 
 TRAFFIC = Traffic()

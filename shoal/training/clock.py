@@ -13,15 +13,14 @@ Example: mark at 0, spans of forward_s from 1 to 3 and of backward_s from 6 to 9
 at 10: forward_s is 1.5, backward_s 3, comm_s 0.5, bubble_s 5.
 """
 
-import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from shoal.comm.traffic import TRAFFIC, Spent
+from shoal.comm.traffic import TRAFFIC, Noted, Spent, named
 
 Seconds: TypeAlias = Callable[[], dict[str, float]]
 """Tells the seconds of a step by name. On a GPU it waits until the step is done."""
@@ -42,15 +41,20 @@ class Taken:
     """A step that was taken off the clock. Called, it returns its seconds by name."""
 
     def __init__(
-        self, marks: list[tuple[str, Moment]], spans: list[Span], calls: list[Spent], *, began_s: float
+        self, marks: list[tuple[str, Moment]], spans: list[Span], calls: Sequence[Noted], *, began_s: float
     ) -> None:
-        self.marks, self.spans, self.calls = marks, spans, calls
+        self.marks, self.spans, self._calls = marks, spans, calls
         self.began_s = began_s
         """When its time began, by time.perf_counter."""
 
     def __call__(self) -> dict[str, float]:
         """Return the seconds by name. On a GPU this waits until the step is done."""
         return _added_up(self.marks, self.spans)
+
+    @property
+    def calls(self) -> list[Spent]:
+        """The collectives of the step."""
+        return named(self._calls)
 
     def since_begin_s(self, moment: Moment) -> float:
         """Return the seconds from where the step's time begins to `moment`."""
@@ -136,26 +140,36 @@ class _Wait(AbstractContextManager[None]):
 
 def _added_up(marks: list[tuple[str, Moment]], spans: list[Span]) -> dict[str, float]:
     start = marks[0][1]
-    ends = [seconds_between(start, moment) for _, moment in marks[1:]]
+    if not isinstance(start, float):  # events of a GPU, which tell times between two
+        marks = [(name, seconds_between(start, moment)) for name, moment in marks]
+        spans = [
+            Span(name, seconds_between(start, begin), seconds_between(start, end)) for name, begin, end, _ in spans
+        ]
     parts: dict[str, float] = {}
-    for (name, _), begin_s, end_s in zip(marks[1:], [0.0, *ends], ends, strict=False):
+    begin_s = marks[0][1]
+    for name, end_s in marks[1:]:
         parts[name] = parts.get(name, 0.0) + end_s - begin_s
-    # In the order in which they begin, the shorter of two that begin together last: it lies inside the other.
-    timed = [(seconds_between(start, span.begin), seconds_between(start, span.end), span.name) for span in spans]
-    outer: tuple[float, float, str] | None = None
-    for begin_s, end_s, name in sorted(timed, key=lambda span: (span[0], -span[1])):
-        inside = outer is not None and begin_s < outer[1]
-        around = outer[2] if outer is not None and inside else _name_at(begin_s, marks, ends)
-        parts[around] = parts.get(around, 0.0) - (end_s - begin_s)
-        parts[name] = parts.get(name, 0.0) + (end_s - begin_s)
+        begin_s = end_s
+    outer: Span | None = None
+    for span in spans if len(spans) < 2 else sorted(spans, key=_outer_first):
+        inside = outer is not None and span.begin < outer.end
+        around = outer.name if outer is not None and inside else _name_at(span.begin, marks)
+        took_s = span.end - span.begin
+        parts[around] = parts.get(around, 0.0) - took_s
+        parts[span.name] = parts.get(span.name, 0.0) + took_s
         if not inside:
-            outer = (begin_s, end_s, name)
+            outer = span
     return parts
 
 
-def _name_at(moment_s: float, marks: list[tuple[str, Moment]], ends: list[float]) -> str:
+def _outer_first(span: Span) -> tuple[float, float]:
+    """In the order in which they begin, the shorter of two that begin together last: it lies inside the other."""
+    return span.begin, -span.end
+
+
+def _name_at(moment_s: float, marks: list[tuple[str, Moment]]) -> str:
     """Return the name of the mark that counts the moment."""
-    return marks[1 + min(bisect.bisect_right(ends, moment_s), len(ends) - 1)][0]
+    return next((name for name, end_s in marks[1:] if moment_s < end_s), marks[-1][0])
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:

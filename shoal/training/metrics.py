@@ -54,7 +54,8 @@ class Metrics:
             total_s,
             *[seconds.get(name, 0.0) for name in STEP_PARTS],
         )
-        more = _norms(result) | _met(result, part.index)
+        is_plain = result.gradient_norm is None and result.met is None and not result.parameter_norms
+        more = {} if is_plain else _norms(result) | _met(result, part.index)
         self._log.write_step(f"{line}, {json.dumps(more, allow_nan=False)[1:-1]}" if more else line)
         self._tell(part.step, result.loss, result.batch_weight, seconds)
 

@@ -1,8 +1,9 @@
 """What a process notes of its collectives."""
 
+import pytest
 import torch
 
-from shoal.comm.traffic import Kind, Traffic
+from shoal.comm.traffic import Kind, Traffic, named
 
 
 def test_calls_of_one_kind_are_added_up_and_taken_once() -> None:
@@ -36,8 +37,15 @@ def test_the_calls_of_a_step_are_kept_with_their_moments_until_the_next() -> Non
     traffic = Traffic()
     with traffic.timing("all-reduce", "engine", torch.zeros(4)):
         pass
-    (spent,) = traffic.take_step()
+    (spent,) = named(traffic.take_step())
     assert spent.kind == Kind("all-reduce", "engine", "host", 16)
     assert spent.begin <= spent.end
     assert traffic.take_step() == []
     assert len(traffic.take()) == 1
+
+
+def test_what_fails_is_no_call() -> None:
+    traffic = Traffic()
+    with pytest.raises(ValueError, match="no"), traffic.timing("all-reduce", "engine", torch.zeros(4)):
+        raise ValueError("no")
+    assert (traffic.take_step(), traffic.take()) == ([], [])
