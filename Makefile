@@ -22,9 +22,12 @@ demo: setup
 	$(BIN)/shoal probe
 	$(BIN)/shoal train examples/gpt.py --workers 2
 
-# Tests that start several processes run one after the other, with those that mostly wait for Slurm beside them (see
-# tests/conftest.py); of the others, two files run at once.
-ALONE := tests/advice tests/cli tests/comm tests/docs tests/fault tests/launch tests/sync tests/tasks tests/training tests/test_api.py
+# Tests that start several processes run one after the other, with those that mostly wait or import beside them (see
+# tests/conftest.py); of the others, two files run at once. In this order: what is measured in tests/advice has only
+# tests beside it that wait for Slurm.
+ALONE := tests/advice tests/comm tests/fault tests/launch tests/sync tests/training tests/test_api.py tests/tasks tests/cli tests/docs
+# Some hundred processes are started: each would compile shoal anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: setup
 	$(BIN)/ruff format --check .

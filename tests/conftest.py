@@ -27,10 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives one process the tests that mostly wait, for Slurm and for pools of tasks, and another all the rest."""
+    """Gives one process the tests that mostly wait or import, one after the other, and another all the rest.
+
+    Two of the rest at once take longer than one after the other: processes that wait for each other lose their cores.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "waiting" if nodeid.startswith(("tests/launch/slurm", "tests/tasks")) else "busy"
+        patient = ("tests/launch/slurm", "tests/tasks", "tests/cli", "tests/docs")
+        return "waiting" if nodeid.startswith(patient) else "busy"
 
 
 @pytest.hookimpl(optionalhook=True)
