@@ -124,7 +124,7 @@ def work(path: Path) -> None:
     log = EventLog(folder.events_of(rank.index))
     store = connect(rank, timeout_s=_TIMEOUT_S) if rank.workers > 1 else None
     with open_run(gpt(), folder, rank=rank, store=store, log=log) as run:
-        build_bytes = run._memory.read()
+        build_bytes = run.memory.read()
         observer = Observer(run)
         for batch in run.batches():
             run.advance(batch)

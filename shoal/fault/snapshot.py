@@ -102,9 +102,13 @@ class Snapshots:
         parts: int,
         timeout_s: float,
         check: Callable[[], None] = lambda: None,
+        on_room: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`check` raises if a worker is lost: it is called while this one waits."""
-        self._room, self._timeout_s, self._check = room, timeout_s, check
+        """`check` raises if a worker is lost: it is called while this one waits.
+
+        `on_room` is told how many bytes of the host's memory are about to be mapped here, and of 0 when they are not.
+        """
+        self._room, self._timeout_s, self._check, self._on_room = room, timeout_s, check, on_room
         self._whose = {"generation": generation, "worker": worker, "part": part, "parts": parts}
         self._file: SnapshotFile | None = None
         self._number = 0
@@ -205,10 +209,14 @@ class Snapshots:
             self._thread = None
         self._unpin()
         self._unpin = lambda: None
-        for file in [*self._older, *([self._file] if self._file is not None else [])]:
-            if removes:
-                file.remove()
+        if removes:
+            self._remove()
         self._file, self._older, self._peers, self._shards, self._moves = None, [], [], (), []
+        self._on_room(0)
+
+    def _remove(self) -> None:
+        for file in [*self._older, *([self._file] if self._file is not None else [])]:
+            file.remove()
 
     def _make_room(self, shards: Sequence[Shard], text_bytes: int) -> None:
         """Make a file for snapshots of `shards`; one that there was stays until nobody needs what is in it.
@@ -218,6 +226,7 @@ class Snapshots:
         generation, worker = self._whose["generation"], self._whose["worker"]
         whose = {**self._whose, "number": self._number}
         layout = lay_out(ordered(shards), whose, text_bytes=max(_LEAST_TEXT_BYTES, 4 * text_bytes))
+        self._on_room(layout.file_bytes)
         made = make_file(self._room, path_of(self._room, generation, worker, self._number), layout)
         self._number += 1
         self._unpin()

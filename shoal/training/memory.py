@@ -31,7 +31,8 @@ class PeakMemory:
 
     On the CPU what the process held before (Python, torch's libraries, the dataset) is taken off. Where the model is
     divided among workers, and so memory is what counts, the heap is told to give back what is freed; a whole model is
-    left to the heap's own habits, which are faster and keep more (`heap_fraction` in the catalog).
+    left to the heap's own habits, which are faster and keep more (`heap_fraction` in the catalog). Copies of the state
+    for when a worker is lost (`leave_out`) are in the host's memory, also when this process has gone: no part of it.
     """
 
     def __init__(self, device: torch.device, *, divided: bool) -> None:
@@ -45,16 +46,28 @@ class PeakMemory:
                 return_freed_tensors()
             _reset_resident_peak()
             self._before = _status_bytes("VmRSS")
+        self._left_out, self._most = 0, 0
+
+    def leave_out(self, num_bytes: int) -> None:
+        """Count so many resident bytes, and no others, not as the worker's from here on: before they are taken."""
+        if self._device.type != "cuda":
+            self._most = self._resident_peak()
+            self._left_out = num_bytes
+            _reset_resident_peak()
 
     def read(self, *, sharers: int = 1) -> int:
         """Return the peak in bytes; of memory that `sharers` workers share, resident in each as a whole, a part."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
-        of_others = _status_bytes("RssShmem") * (sharers - 1) // sharers if sharers > 1 else 0
-        return max(0, _status_bytes("VmHWM") - self._before - of_others)
+        shared = _status_bytes("RssShmem") - self._left_out if sharers > 1 else 0
+        return max(0, self._resident_peak() - max(0, shared) * (sharers - 1) // sharers)
+
+    def _resident_peak(self) -> int:
+        return max(self._most, _status_bytes("VmHWM") - self._before - self._left_out)
 
     def restart(self) -> None:
         """Forget the peak so far: from here on it is that of what comes."""
+        self._most = 0
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -65,7 +78,8 @@ class PeakMemory:
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device) - self._before
         try:
-            return max(0, int(_STATM.read_bytes().split()[1]) * resource.getpagesize() - self._before)
+            resident = int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+            return max(0, resident - self._before - self._left_out)
         except OSError:
             return 0
 

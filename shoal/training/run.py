@@ -67,7 +67,7 @@ class Run:
         tensorboard = TensorBoard(folder) if is_logged else None
         generation = keeping.generation if keeping is not None else 0
         self._metrics = Metrics(log, tensorboard=tensorboard, unit=job.unit, generation=generation)
-        self._memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
+        self.memory = PeakMemory(device, divided=not plan.mesh.keeps_whole)
         self._clock = StepClock(device)
         self._check = watch.check if watch is not None else never
         place, offers = look_before(Place(rank=rank, store=store, device=device, watch=watch), plan, folder, keeping)
@@ -97,7 +97,7 @@ class Run:
             index=rank.index,
             log=log,
             clock=self._clock,
-            memory=self._memory,
+            memory=self.memory,
             loading=self._loading,
             sharers=self.sharers,
         )
@@ -106,7 +106,7 @@ class Run:
         self.evaluated: tuple[int, dict[str, float]] = (0, {})  # after how many steps, and what came of it
         self._is_first = True
         self._loads_anew = False  # whether the loader is to go on from the next step by other shares
-        self.live = LiveShares(self, log=log, memory=self._memory, clock=self._clock, is_recorded=is_recorded)
+        self.live = LiveShares(self, log=log, memory=self.memory, clock=self._clock, is_recorded=is_recorded)
         self.kept: dict[str, torch.Tensor] = {}
         """What the mode of the run that is gone on with has kept."""
         self.saving = Saving(self, store, log, watch)
@@ -282,7 +282,7 @@ class Run:
         if self._recording is not None:
             self._recording.write()
         held = state_bytes(self._state.layout, self._state.optimizer)
-        self._metrics.end(self.step_count, self._memory.read(sharers=self.sharers), held)
+        self._metrics.end(self.step_count, self.memory.read(sharers=self.sharers), held)
 
     def _loading(self) -> Report | None:
         return self._loader.report() if self._loader is not None else None

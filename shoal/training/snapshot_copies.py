@@ -194,7 +194,8 @@ class HostCopies:
             return None, "this host has no shared memory for snapshots"
         part, parts = part_of(run, is_divided=self._is_divided)
         whose = {"generation": keeping.generation, "worker": run.rank.index, "part": part, "parts": parts}
-        files = Snapshots(keeping.room, **whose, timeout_s=run.plan.timeout_s, check=self._check)
+        leave_out, timeout_s = run.memory.leave_out, run.plan.timeout_s
+        files = Snapshots(keeping.room, **whose, timeout_s=timeout_s, check=self._check, on_room=leave_out)
         try:
             self._refresh()
             return files, files.prepare(self._shards, {"own": self._noted.random.own(), "common": self._alike()})

@@ -62,6 +62,20 @@ def test_the_last_two_states_are_there_bit_for_bit(room: Room) -> None:
     files.close(removes=True)
 
 
+def mapped_snapshots(room: Room) -> int:
+    return Path("/proc/self/maps").read_text().count(str(room.path))
+
+
+def test_who_counts_memory_is_told_before_room_is_mapped_and_when_it_is_no_more(room: Room) -> None:
+    told: list[tuple[int, int]] = []
+    files = opened(room, on_room=lambda num_bytes: told.append((num_bytes, mapped_snapshots(room))))
+    assert told == [(files.num_bytes, 0)]
+    take(files, 1)
+    assert mapped_snapshots(room) == 1
+    files.close(removes=True)
+    assert told[1:] == [(0, 0)]
+
+
 def test_tensors_that_are_not_in_a_row_are_copied_too(room: Room) -> None:
     weight = torch.arange(12.0).view(3, 4)
     shards = [

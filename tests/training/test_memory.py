@@ -1,5 +1,6 @@
 """What workers really hold, beside what the plan and the planner say of it."""
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from shoal.profile.layers import find_layers
 from shoal.spec.job import Job
 from shoal.spec.plan import Batch, Mesh, Plan
 from shoal.training.jobfile import load_job
-from shoal.training.memory import state_bytes
+from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.opening import open_run
 from shoal.training.resolve import resolve_plan
 from tests.support.jobs import EXAMPLES
@@ -49,7 +50,7 @@ def hold(rank: Rank, *, folder: Path, width: int, layers: int) -> dict[str, Any]
     store = connect(rank, timeout_s=60) if rank.workers > 1 else None
     found: dict[str, Any] = {}
     with open_run(gpt(width, layers), RunFolder(folder), rank=rank, store=store, log=log) as run:
-        found["build_bytes"] = run._memory.read()
+        found["build_bytes"] = run.memory.read()
         optimizer = run._state.optimizer
 
         def note(moment: str) -> None:
@@ -99,6 +100,22 @@ def test_what_is_tied_counts_once_and_what_is_frozen_is_there() -> None:
     layout = Layout(model, [model], parameters, {}, tuple(parameters), dropout=dropout, meets=False)
     held = state_bytes(layout, torch.optim.SGD(parameters.values(), lr=0.1))
     assert held == {"parameters": 64 + 16, "gathered": 0, "gradients": 64, "optimizer": 0}
+
+
+def test_copies_of_the_state_are_no_part_of_the_peak() -> None:
+    memory, copies, tensors = PeakMemory(torch.device("cpu"), divided=False), 200_000_000, 100_000_000
+    memory.leave_out(copies)
+    held = mmap.mmap(-1, copies)
+    held.madvise(23)  # MADV_POPULATE_WRITE: resident now
+    assert max(memory.read(), memory.now()) < tensors / 2
+    trained = torch.ones(tensors // 4)
+    assert memory.read() == pytest.approx(tensors, rel=0.2)
+    del trained
+    held.close()
+    memory.leave_out(0)
+    assert memory.read() == pytest.approx(tensors, rel=0.2)
+    trained = torch.ones(tensors // 2)
+    assert memory.read() == pytest.approx(2 * tensors, rel=0.2)
 
 
 @pytest.mark.parametrize(
