@@ -114,7 +114,7 @@ def test_copies_of_the_state_are_no_part_of_the_peak() -> None:
     held.close()
     memory.leave_out(0)
     assert memory.read() == pytest.approx(tensors, rel=0.2)
-    trained = torch.ones(tensors // 2)
+    torch.ones(tensors // 2)
     assert memory.read() == pytest.approx(2 * tensors, rel=0.2)
 
 
