@@ -19,8 +19,8 @@ from shoal.training import elastic, worker
 from shoal.training.clock import Taken
 from shoal.training.loop import listening
 from shoal.training.metrics import Metrics
+from shoal.training.result import StepResult
 from shoal.training.run import Run
-from shoal.training.step import StepResult
 
 _NOTHING = Taken([("", 0.0)], [], [], began_s=0.0)
 

@@ -11,13 +11,10 @@ computes, waits for them.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from shoal.comm.calls import CALLS
-from shoal.comm.first_calls import comparing_calls
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.traffic import TRAFFIC
 from shoal.core.errors import JobError
@@ -29,7 +26,8 @@ from shoal.spec.plan import Plan
 from shoal.training.clock import StepClock
 from shoal.training.objective import scaled_loss
 from shoal.training.pieces import Piece
-from shoal.training.step import Losses, Pending, Stepper, check_finite
+from shoal.training.result import Pending, check_finite
+from shoal.training.step import Losses, Stepper
 
 
 class DeepSpeed:
@@ -94,31 +92,13 @@ class DeepSpeedStepper(Stepper):
 
     def step(self, part: Part, batch: Any) -> Pending:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
-        CALLS.step = part.step
-        pieces = self._cutter.cut(part, batch)
-        weight = sum(piece.weight for piece in pieces)
-        batch_weight = self._batch_weight(part, weight)
-        with comparing_calls(self._plan.engine) if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
-            losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
-        totals = self._totals(losses)
-
-        def pending() -> Pending:
-            return Pending(
-                part,
-                pieces,
-                losses.of_pieces,
-                totals,
-                weight=weight,
-                batch_weight=batch_weight(),
-                has_norm=self._has_norm,
-                names=self._names,
-            )
-
+        computed = self._compute(part, batch)
+        totals = self._totals(computed.losses)
         if self._device.type == "cpu":
-            done = pending()
+            done = self._pending(computed, totals)
             check_finite(done, done.result.loss, worker=self._index, applied=False)
         self._update(totals)
-        done = pending()
+        done = self._pending(computed, totals)  # with the norm, which is known now
         done.seconds = self._clock.take()
         return done
 

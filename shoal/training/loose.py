@@ -32,7 +32,8 @@ from shoal.training.loader import PartLoader, open_loader, ticketed
 from shoal.training.meeting import Meeting
 from shoal.training.modes import open_mode
 from shoal.training.pieces import Cutter, Piece
-from shoal.training.step import StepResult, check_finite, refuse_unused
+from shoal.training.result import StepResult, check_finite
+from shoal.training.step import refuse_unused
 from shoal.training.whole import Whole
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from shoal.data.steps import Part
 from shoal.training.loggers.logger import Kept
 from shoal.training.loggers.rows import eval_values, step_values
 from shoal.training.loggers.tensorboard import TensorBoard
-from shoal.training.step import StepResult
+from shoal.training.result import StepResult
 
 # To TensorBoard: more points than that nobody can see, and each costs 0.2 ms or more. The events have every step.
 _SCALARS_EVERY_S, _SCALARS_SHARE = 0.1, 0.002

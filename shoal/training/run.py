@@ -35,10 +35,10 @@ from shoal.training.measuring import Measuring
 from shoal.training.memory import PeakMemory, state_bytes
 from shoal.training.metrics import Metrics
 from shoal.training.recording import Recording
+from shoal.training.result import Stepped, check_finite
 from shoal.training.saving import Saving
 from shoal.training.shares import LiveShares
 from shoal.training.snapshots import Keeping, RunSnapshots
-from shoal.training.step import Stepped, check_finite
 from shoal.training.wired import wire
 
 WORTH_SAYING_S = 1.0

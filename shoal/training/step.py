@@ -12,11 +12,9 @@ three scaled means is the mean over 4.
 On a GPU nothing is read back during a step: the processor runs ahead, and what a step was is known when somebody asks.
 """
 
-import functools
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -26,36 +24,18 @@ from shoal.comm.first_calls import comparing_calls
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.mesh import Position
 from shoal.comm.traffic import TRAFFIC
-from shoal.core.errors import JobError, NonFiniteLoss, PeerLost
+from shoal.core.errors import JobError
 from shoal.data.steps import Part
 from shoal.parallel.gradients import clip, squares
 from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.sync.allreduce import PendingTotal
-from shoal.sync.mode import Met
-from shoal.training.clock import Seconds, StepClock
+from shoal.training.clock import StepClock
 from shoal.training.pieces import Cutter, Piece
 from shoal.training.recording import Recording
+from shoal.training.result import Pending, check_finite
 from shoal.training.state import TrainState
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step was."""
-
-    loss: float
-    """The mean over the global batch, the same on every worker."""
-    part_loss: float | None
-    """The mean over this worker's part; None if that weighs nothing, or another stage of the pipeline knows it."""
-    weight: float
-    batch_weight: float
-    gradient_norm: float | None = None
-    """Of the whole model, before clipping; None where nobody asked for it."""
-    parameter_norms: dict[str, float] = field(default_factory=dict)
-    """The norm of each parameter's gradient, where asked for."""
-    met: Met | None = None
-    """How this worker has met the others, where that is not all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -78,83 +58,15 @@ class Engine(Protocol):
         """Return score(output, piece) of each piece, without gradients; empty where another stage knows it."""
 
 
-class Stepped(Protocol):
-    """A step that is done, or under way."""
+@dataclass(frozen=True)
+class Computed:
+    """A step as far as forward and backward go."""
 
-    @property
-    def part(self) -> Part:
-        """What it was done on."""
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """The same, as it was computed."""
-
-    @property
-    def result(self) -> StepResult:
-        """What the step was: known when it is done, so asking waits."""
-
-    @property
-    def seconds(self) -> Seconds:
-        """Where its time went."""
-
-    def losses(self) -> list[float]:
-        """Return the scaled loss of each piece, where this worker knows it."""
-
-
-class Pending:
-    """A step that is under way on the device; what it was is on its way to the processor."""
-
-    def __init__(
-        self,
-        part: Part,
-        pieces: Sequence[Piece],
-        losses: torch.Tensor | None,
-        totals: torch.Tensor,
-        *,
-        weight: float,
-        batch_weight: float,
-        has_norm: bool,
-        names: tuple[str, ...],
-    ) -> None:
-        self.part, self.pieces = part, pieces
-        self.seconds: Seconds = dict
-        self._weight, self._batch_weight = weight, batch_weight
-        self._has_norm, self._names = has_norm, names
-        self._num_losses = 0 if losses is None else len(losses)
-        together = totals if losses is None else torch.cat([losses.to(totals), totals])
-        # Copied now: asked for later, it would wait behind the next step, which has been started by then.
-        self._numbers = together.detach().to("cpu", non_blocking=True)
-        self._copied = _event_on(together.device)
-
-    def losses(self) -> list[float]:
-        """Wait until the step is done, and return the scaled loss of each piece, where this worker knows it."""
-        return self._read()[: self._num_losses]
-
-    @functools.cached_property
-    def result(self) -> StepResult:
-        """What the step was: known when it is done, so asking waits."""
-        losses, (loss, *squares) = self.losses(), self._read()[self._num_losses :]
-        return StepResult(
-            loss=loss,
-            part_loss=sum(losses) * self._batch_weight / self._weight if losses and self._weight else None,
-            weight=self._weight,
-            batch_weight=self._batch_weight,
-            gradient_norm=math.sqrt(squares[0]) if self._has_norm else None,
-            parameter_norms={name: math.sqrt(value) for name, value in zip(self._names, squares[1:], strict=False)},
-        )
-
-    def _read(self) -> list[float]:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._numbers.tolist()
-
-
-def _event_on(device: torch.device) -> torch.cuda.Event | None:
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    part: Part
+    pieces: Sequence[Piece]
+    losses: Losses
+    weight: float
+    batch_weight: float
 
 
 class Stepper:
@@ -183,33 +95,42 @@ class Stepper:
 
     def step(self, part: Part, batch: Any) -> Pending:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
+        computed = self._compute(part, batch)
+        if self._state.step == 0:
+            refuse_unused(self._state.layout, self._plan.workers)
+        self._finish_gradients()
+        totals = self._totals(computed.losses)
+        if self._recording is not None:
+            self._recording.note_gradients()
+        pending = self._pending(computed, totals)
+        if self._device.type == "cpu":  # reading costs nothing here, and the step is not applied where it is not finite
+            check_finite(pending, pending.result.loss, worker=self._index, applied=False)
+        self._update(totals)
+        pending.seconds = self._clock.take()
+        return pending
+
+    def _compute(self, part: Part, batch: Any) -> Computed:
+        """Run forward and backward."""
         CALLS.step = part.step
         pieces = self._cutter.cut(part, batch)
         weight = sum(piece.weight for piece in pieces)
         batch_weight = self._batch_weight(part, weight)
         with comparing_calls(self._plan.engine) if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
             losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
-        if self._state.step == 0:
-            refuse_unused(self._state.layout, self._plan.workers)
-        self._finish_gradients()
-        totals = self._totals(losses)
-        if self._recording is not None:
-            self._recording.note_gradients()
-        pending = Pending(
-            part,
-            pieces,
-            losses.of_pieces,
+        return Computed(part, pieces, losses, weight, batch_weight())
+
+    def _pending(self, computed: Computed, totals: torch.Tensor) -> Pending:
+        """Have what the step was brought to the processor."""
+        return Pending(
+            computed.part,
+            computed.pieces,
+            computed.losses.of_pieces,
             totals,
-            weight=weight,
-            batch_weight=batch_weight(),
+            weight=computed.weight,
+            batch_weight=computed.batch_weight,
             has_norm=self._has_norm,
             names=self._names,
         )
-        if self._device.type == "cpu":  # reading costs nothing here, and the step is not applied where it is not finite
-            check_finite(pending, pending.result.loss, worker=self._index, applied=False)
-        self._update(totals)
-        pending.seconds = self._clock.take()
-        return pending
 
     def _batch_weight(self, part: Part, weight: float) -> Callable[[], float]:
         """Return what will tell the weight of the global batch: known, or summed while the forward pass runs."""
@@ -272,23 +193,6 @@ def refuse_unused(layout: Layout, workers: int) -> None:
             f"{len(unused)} parameter(s) got no gradient at step 1: {', '.join(unused[:5])}. With several workers "
             f"every parameter must take part in the loss. Remove them, or set requires_grad=False."
         )
-
-
-def check_finite(pending: Stepped, loss: float, *, worker: int, applied: bool) -> None:
-    """Raise NonFiniteLoss on the worker whose samples are to blame, PeerLost on the others, if `loss` is not finite."""
-    if math.isfinite(loss):
-        return
-    step = pending.part.step
-    losses = zip(pending.pieces, pending.losses(), strict=False)
-    bad = [piece for piece, value in losses if not math.isfinite(value)]
-    if not bad:
-        raise PeerLost(f"step {step}: the loss of another worker is not finite.")
-    samples = [sample for piece in bad for sample in piece.samples]
-    raise NonFiniteLoss(
-        f"the loss of step {step} is not finite (NaN or infinite) on worker {worker}, samples "
-        f"{', '.join(map(str, samples[:64]))}{' ...' if len(samples) > 64 else ''}. "
-        f"The step was {'applied' if applied else 'not applied'}."
-    )
 
 
 def _positive(weight: float, step: int) -> float:
