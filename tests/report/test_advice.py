@@ -119,6 +119,14 @@ def test_a_straggler_gets_a_smaller_share() -> None:
     assert advice.sentence.startswith("Worker 0 waits 75% of each step for worker 1, which takes 8 ms for a sample")
 
 
+def test_who_has_too_large_a_share_is_not_said_to_be_slow() -> None:
+    run = evidence(busy(0, samples=14, passes_s=0.112), busy(1, samples=2, passes_s=0.020, waiting=0.092))
+    advice = only(advise_on(run))
+    assert advice.change == {"batch.shares": (9 / 16, 7 / 16)}
+    said = "for worker 0, which has 88% of each batch and takes 8 ms for a sample, others 10 ms; shares by speed"
+    assert said in advice.sentence
+
+
 def test_workers_that_are_late_in_turns_are_no_stragglers() -> None:
     workers = [busy(rank, samples=8, passes_s=0.05, waiting=0.014) for rank in range(2)]
     assert advise_on(evidence(*workers)) == []

@@ -26,13 +26,21 @@ def on_straggler(run: Evidence) -> Advice | None:
     done_s = max(fix + part * each for fix, part, each in zip(fixed_s, parts, each_s, strict=True))
     change: dict[str, object] = {"batch.shares": tuple(part / run.batch_size for part in parts)}
     gain = run.gain(run.step_s - max(0.0, slow.busy_s - done_s))
-    others = sorted(each for worker, each in zip(workers, each_s, strict=True) if worker is not slow)
     sentence = (
         f"Worker {waiting.rank} waits {percent(waiting.share('waiting'))} of each step for worker {slow.rank}, which "
-        f"takes {milliseconds(_sample_s(slow))} for a sample, others {milliseconds(others[len(others) // 2])}; shares "
-        f"by speed are predicted to bring {times(gain)}."
+        f"{_why(slow, run)}; shares by speed are predicted to bring {times(gain)}."
     )
     return Advice("straggler", waiting.share("waiting"), sentence, change, gain)
+
+
+def _why(slow: Busy, run: Evidence) -> str:
+    """Return what a worker that the others wait for does: it is slower than they are, or has more samples."""
+    others = sorted(_sample_s(worker) for worker in run.workers if worker is not slow)
+    usual_s = others[len(others) // 2]
+    says = f"takes {milliseconds(_sample_s(slow))} for a sample, others {milliseconds(usual_s)}"
+    if _sample_s(slow) > usual_s:
+        return says
+    return f"has {percent(slow.samples / run.batch_size)} of each batch and {says}"
 
 
 def _sample_s(worker: Busy) -> float:
