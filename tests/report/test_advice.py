@@ -179,6 +179,13 @@ def test_checkpoints_that_stall_are_written_less_often() -> None:
     assert "one in 50 steps instead of one in each step is predicted to bring 20x." in advice.sentence
 
 
+def test_a_step_that_is_nothing_but_a_checkpoint_tells_nothing_of_those_without() -> None:
+    run = evidence(
+        busy(passes_s=0.0, checkpoint=0.4), saves=(Saved(step=1, bytes=0, stall_s=0.4, write_s=0.4, error=""),)
+    )
+    assert advise_on(dataclasses.replace(run, steps=1)) == []
+
+
 def test_checkpoints_that_failed_or_hardly_stall_need_no_advice() -> None:
     assert advise_on(stalled(every=100, stall_s=0.1)) == []
     run = stalled(every=1, stall_s=0.38)

@@ -31,6 +31,8 @@ def on_checkpoints(run: Evidence) -> Advice | None:
     copy_s = min(*(save.stall_s for save in saves), saves[-1].bytes / _COPY_BYTES_PER_S)
     write_s = sum(save.write_s for save in saves) / len(saves)
     step_s = run.step_s - stall_s
+    if step_s <= 0:
+        return None  # nothing is known of a step without the wait
     steps = _rounded(max(_SPARE * write_s, copy_s / _COPYING) / step_s)
     every = max(1, round(run.steps / len(saves)))
     if steps <= every:
