@@ -1,5 +1,6 @@
 """Maps that are filled ahead."""
 
+import ctypes
 import gc
 import mmap
 import threading
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shoal.data.loader import Loader
 from shoal.data.loading import tables, warm
@@ -23,6 +25,35 @@ def test_filling_a_map_leaves_it_as_it_is_and_in_memory(tmp_path: Path) -> None:
     values = np.frombuffer(mapped, np.int64)[1000:]
     warm.fill(values)
     assert np.array_equal(values, content[1000:])
+
+
+def resident_pages(values: NDArray[np.uint8]) -> int:
+    """Return how many pages of a map's file are in memory, whoever has read them."""
+    pages = (ctypes.c_ubyte * (len(values) // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(len(values)), pages) == 0
+    return sum(page & 1 for page in pages)
+
+
+def test_rows_that_are_read_at_random_come_alone_until_their_part_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(64 << 20)
+    with (tmp_path / "sparse").open("rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    values, may_fill = np.frombuffer(mapped, np.uint8), threading.Event()
+    monkeypatch.setattr(warm, "_free_bytes", lambda: 256 << 20)
+    monkeypatch.setattr(warm, "_IDLE_S", 0.01)
+    fill = warm.fill
+    monkeypatch.setattr(warm, "fill", lambda array: may_fill.wait(30) and fill(array))
+    warmer = warm.Warmer()
+    warmer.add(values, is_scattered=True)
+    assert [int(values[row]) for row in (5 << 20, 40 << 20)] == [0, 0]
+    assert resident_pages(values) == 2
+    may_fill.set()
+    assert warmer._thread is not None
+    warmer._thread.join(timeout=30)
+    assert resident_pages(values) == len(values) // mmap.PAGESIZE
 
 
 def test_a_warmer_takes_what_there_is_room_for_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

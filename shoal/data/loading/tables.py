@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shoal.core.fork_lock import ForkLock
 from shoal.data.loading.warm import Warmer
 from shoal.data.order import Indices, Order
-from shoal.data.pack.reader import Pack
+from shoal.data.pack.reader import Pack, Reading
 from shoal.native.gather import Parts
 
 _CACHE_BYTES = 256 << 20
@@ -38,11 +38,11 @@ _WARMER = Warmer()
 
 
 def expect(pack: Pack, order: Order) -> None:
-    """Prepare for how `pack` will be read: of one that memory cannot hold, small samples at random."""
+    """Prepare for how `pack` will be read: small samples at random, or else; and whether memory can hold all of it."""
     is_random = order.is_shuffled and order.block_rows is None
     is_small = pack.manifest.num_bytes < _SMALL_BYTES * order.num_samples
-    if is_random and is_small and pack.manifest.num_bytes > _WARMER.left_bytes:
-        pack.read_scattered()
+    if is_random and is_small:
+        pack.expect(Reading(is_scattered=True, fits=pack.manifest.num_bytes <= _WARMER.left_bytes))
 
 
 def open_table(pack: Pack, column: str, *, compression: str, is_fixed: bool = False) -> Table:
@@ -76,8 +76,8 @@ class Maps:
                 if not self._is_mapped[number]:
                     values = self._pack.values(number, self._column)
                     self._values[number] = values
-                    if not self._pack.is_scattered:
-                        _WARMER.add(values)
+                    if self._pack.reading.fits:
+                        _WARMER.add(values, is_scattered=self._pack.reading.is_scattered)
                     if not self._is_fixed:
                         self._offsets[number] = self._pack.offsets(number, self._column)
                     self._is_mapped[number] = True

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,15 @@ from shoal.data.pack.schema import Column, Stored, stored_columns
 
 Locate = Callable[[int, str], Path]
 """(number of a part, name of its file) -> where that file is; it may wait until it is there."""
+
+
+class Reading(NamedTuple):
+    """How a pack will be read."""
+
+    is_scattered: bool = False
+    """Small rows at random."""
+    fits: bool = True
+    """Memory can hold all of it."""
 
 
 class Pack:
@@ -44,8 +53,7 @@ class Pack:
         self.columns = _chosen(self.manifest, columns, self.path)
         self._asked = columns
         self._locate, self.arriving = locate, arriving
-        self.is_scattered = False
-        """Whether rows are read at random, and not all of the pack can be kept in memory."""
+        self.reading = Reading()
         self._every = stored_columns(self.manifest.columns)
         self._stored = {stored.name: stored for stored in self._every}
         self._first_rows = np.array(self.manifest.first_rows, dtype=np.int64)
@@ -58,7 +66,7 @@ class Pack:
         return self.num_rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._asked, self._locate, self.arriving, self.is_scattered)
+        return _reopen, (self.path, self._asked, self._locate, self.arriving, self.reading)
 
     def part_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part of each row, and its row in that part."""
@@ -109,11 +117,14 @@ class Pack:
         with self._lock:
             return self._mapped(part, file, path)
 
-    def read_scattered(self) -> None:
-        """Have the kernel read no more of the files than what is asked for: by itself it reads ahead, up to 8 MB."""
+    def expect(self, reading: Reading) -> None:
+        """Say how it will be read.
+
+        If memory cannot hold it, the kernel shall read no more than what is asked for: by itself it reads up to 8 MB.
+        """
         with self._lock:
-            self.is_scattered = True
-            for mapped in self._maps.values():
+            self.reading = reading
+            for mapped in self._maps.values() if not reading.fits else ():
                 _advise_random(mapped)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -173,7 +184,7 @@ class Pack:
     def _mapped(self, part: int, file: PartFile, path: Path) -> mmap.mmap:
         if (part, file.name) not in self._maps:
             self._maps[part, file.name] = _map(path, file)
-            if self.is_scattered:
+            if not self.reading.fits:
                 _advise_random(self._maps[part, file.name])
         return self._maps[part, file.name]
 
@@ -244,10 +255,10 @@ def _reopen(
     columns: Sequence[str] | None,
     locate: Locate | None,
     arriving: Callable[[], object] | None,
-    is_scattered: bool,
+    reading: Reading,
 ) -> Pack:
     pack = Pack(path, columns=columns, locate=locate, arriving=arriving)
-    pack.is_scattered = is_scattered
+    pack.reading = reading
     return pack
 
 
