@@ -177,7 +177,8 @@ class SlurmCluster:
     def revive_node(self, node: str) -> None:
         """Bring a killed node back, and return when it can be used."""
         self.start_node(node)
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        # Refused where its daemon was quicker to come back: Slurm then takes the node by itself (ReturnToService).
+        self._ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self.wait_for_nodes(node)
 
     def run(self, *command: str) -> str:
