@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,9 @@ class Warmer:
 def fill(array: NDArray[np.generic]) -> bool:
     """Have the kernel map all pages of `array`; return whether it does that. Runs without Python's lock."""
     advice = _POPULATE_READ if _advise(array, _NORMAL) else _WILL_NEED
-    for begin in range(0, array.nbytes, _PIECE_BYTES):
-        piece = array.reshape(-1).view(np.uint8)[begin : begin + _PIECE_BYTES]
+    content = array.reshape(-1).view(np.uint8)
+    for begin in range(0, len(content), _PIECE_BYTES):
+        piece = content[begin : begin + _PIECE_BYTES]
         if not _advise(piece, advice):
             if advice == _WILL_NEED:
                 return False
@@ -95,14 +97,22 @@ def fill(array: NDArray[np.generic]) -> bool:
 
 def _advise(array: NDArray[np.generic], advice: int) -> bool:
     """Tell the kernel about the pages of `array`, a view of a map; return whether it has understood."""
-    try:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-    except (AttributeError, OSError):
+    madvise = _madvise()
+    if madvise is None:
         return False
     begin = array.__array_interface__["data"][0]
     first = begin // mmap.PAGESIZE * mmap.PAGESIZE
     size = begin + array.nbytes - first
     return bool(madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), ctypes.c_int(advice)) == 0)
+
+
+@cache
+def _madvise() -> Any:
+    """Return the system's function; None where it has none."""
+    try:
+        return ctypes.CDLL(None).madvise
+    except (AttributeError, OSError):
+        return None
 
 
 def _free_bytes() -> int:
