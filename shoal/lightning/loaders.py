@@ -3,8 +3,8 @@
 1. An epoch is a list of global batches that does not depend on the workers: the samples as they lie; where the loader
    shuffles, in shoal's order of (seed, epoch); where it has a sampler of its own, in that one's, drawn from the same.
 2. Each worker loads its share of each global batch. A last, partial batch that leaves a worker nothing gives it a
-   stand-in in training, which counts nothing; in evaluation it is joined to the batch before, so that each sample is
-   seen exactly once.
+   stand-in in training, which counts nothing; in evaluation batches are joined until each worker has a sample, so that
+   each is seen exactly once.
 3. Where a loader stands is two integers, the epoch and the number of batches: what Lightning's checkpoints hold of it.
 
 Example: 10 samples, batch_size=4, 2 workers: the global batches have 4, 4 and 2 samples, each worker takes 2, 2 and 1.
@@ -15,6 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,14 @@ class Epochs:
             positions = np.arange(number * size, min((number + 1) * size, total), dtype=np.int64)
             yield self._order.samples(positions, epoch=epoch).tolist()
 
-    def last_samples(self) -> int:
-        """Return how many samples the last batch of an epoch has, without drawing what cannot be drawn again."""
+    def sizes(self) -> list[int]:
+        """Return how many samples each batch of an epoch has, without drawing what cannot be drawn again."""
         sampler: Any = getattr(self._batch_sampler, "sampler", None)
         size: int | None = getattr(self._batch_sampler, "batch_size", None)
         if size is None or not hasattr(sampler, "__len__"):
-            return max(1, len(self._drawn(0)[-1]))
-        return int(min(size, len(sampler) - (len(self) - 1) * size))
+            return [len(batch) for batch in self._drawn(0)]
+        *full, last = [size] * len(self) or [0]
+        return [*full, min(last, len(sampler) - len(full) * size)]
 
     def _drawn(self, epoch: int) -> list[list[int]]:
         """Return the batches of a sampler of the user's own; what it draws from a generator of torch is made ours."""
@@ -95,6 +97,7 @@ class _Parts:
         self.epochs, self._shares, self._index, self._trains = epochs, tuple(shares), index, trains
         self.epoch, self.first = epoch, 0
         self.taken: deque[Taken] = deque()
+        self._known: dict[int, bool] = {}
 
     @property
     def sampler(self) -> "_Parts":
@@ -119,30 +122,40 @@ class _Parts:
             self.taken.append(Taken(tuple(samples), len(own), len(batch)))
             yield samples
 
-    @property
+    @cached_property
     def _evaluated(self) -> int:
-        """How many batches an evaluation has: one fewer where the last is joined to the one before."""
-        return len(self.epochs) - (len(self.epochs) > 1 and not self._suffices(self.epochs.last_samples()))
+        """How many batches an evaluation has."""
+        joined, held = 0, 0
+        for size in self.epochs.sizes():
+            held += size
+            if self._suffices(held):
+                joined, held = joined + 1, 0
+        return max(joined, int(held > 0))  # too few for all workers: that is said when they are asked for
 
     def _suffices(self, samples: int) -> bool:
-        bounds = cut(samples, self._shares)
-        return all(first < last for first, last in itertools.pairwise(bounds))
+        if samples not in self._known:
+            bounds = cut(samples, self._shares)
+            self._known[samples] = all(first < last for first, last in itertools.pairwise(bounds))
+        return self._known[samples]
 
     def _joined(self, batches: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """Yield batches of which every worker has a part."""
-        held: list[int] = []
+        """Yield batches of which every worker has a part: some joined, where one alone would not do."""
+        whole: list[int] = []
+        rest: list[int] = []
         for batch in batches:
-            if held and self._suffices(len(batch)):
-                yield held
-                held = []
-            held = [*held, *batch]
-        if held and not self._suffices(len(held)):
+            rest += batch
+            if self._suffices(len(rest)):
+                if whole:
+                    yield whole
+                whole, rest = rest, []
+        whole += rest
+        if whole and not self._suffices(len(whole)):
             raise ConfigError(
-                f"{len(held)} samples to evaluate on cannot be divided among {len(self._shares)} workers, each with "
+                f"{len(whole)} samples to evaluate on cannot be divided among {len(self._shares)} workers, each with "
                 "one at least. Evaluate with fewer workers, or on more samples."
             )
-        if held:
-            yield held
+        if whole:
+            yield whole
 
 
 class CutLoader:
