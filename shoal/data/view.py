@@ -47,6 +47,8 @@ class View:
     called as `transform(batch, seeds)` (loading/transform.py).
     """
 
+    makes_empty_batches = True
+
     def __init__(
         self,
         pack: str | os.PathLike[str] | Pack | Staged,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from shoal.core.errors import JobError, PlanError
+from shoal.data.loading.leaves import map_leaves
 from shoal.spec.job import Job
 
 
@@ -42,17 +43,6 @@ def weigh(job: Job, batch: Any, *, num_samples: int) -> float:
     if not 0 <= weight < float("inf"):
         raise JobError(f"weight(batch) returned {weight:g}. It counts what the loss is a mean over: 0 or more.")
     return weight
-
-
-def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return `batch` with `function` applied to its leaves: tensors, lists of plain values (strings, say), the rest."""
-    if isinstance(batch, dict):
-        return type(batch)((key, map_leaves(function, value)) for key, value in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple takes its fields one by one
-        return type(batch)(*(map_leaves(function, value) for value in batch))
-    if isinstance(batch, (list, tuple)) and any(isinstance(x, (torch.Tensor, dict, list, tuple)) for x in batch):
-        return type(batch)(map_leaves(function, value) for value in batch)
-    return function(batch)
 
 
 def _slicer(first: int, last: int, num_samples: int) -> Callable[[Any], Any]:

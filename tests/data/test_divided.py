@@ -1,12 +1,14 @@
 """A loader that knows of no workers, divided among them by whoever is given it."""
 
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import shoal
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data.pack.progress import Quiet
 
 
@@ -42,3 +44,44 @@ def test_a_loader_is_divided_once(numbers: Path) -> None:
         half.divided((0.5, 0.5), index=0)
     with pytest.raises(ConfigError, match="shares are fractions of 1"):
         shoal.Loader(numbers, batch_size=4).divided((0.5, 0.6), index=0)
+
+
+class Row(NamedTuple):
+    numbers: torch.Tensor
+    name: str
+
+
+ROWS = [{"row": Row(torch.full((3,), number), f"row {number}"), "number": number} for number in range(9)]
+
+
+def as_lists(batch: dict[str, Any]) -> list[Any]:
+    return [batch["row"].numbers.tolist(), list(batch["row"].name), batch["number"].tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("batch_size", "shares"), [(4, (0.5, 0.5)), (2, (0.25,) * 4), (4, (1.0, 0.0))])
+def test_a_part_that_is_left_nothing_is_an_empty_batch_of_the_same_form(
+    batch_size: int, shares: tuple[float, ...], workers: int
+) -> None:
+    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    alone = [as_lists(batch) for batch in shoal.Loader(ROWS, **options)]
+    divided = []
+    for index in range(len(shares)):
+        loader = shoal.Loader(ROWS, **options, shares=shares, index=index, copy=True)
+        assert loader.leaves_nothing
+        batches = list(loader)
+        assert {batch["row"].numbers.shape[1:] for batch in batches} == {(3,)}
+        assert {batch["number"].dtype for batch in batches} == {torch.int64}
+        divided.append(map(as_lists, batches))
+    assert [[[*chain(*column)] for column in zip(*parts, strict=True)] for parts in zip(*divided, strict=True)] == alone
+
+
+def test_a_collate_that_takes_no_samples_makes_the_empty_batch_itself() -> None:
+    *_, last = shoal.Loader(ROWS, batch_size=4, shares=(0.5, 0.5), index=1, collate=list)
+    assert last == []
+
+
+def test_an_empty_batch_that_nobody_can_make_is_an_error_that_says_what_to_do() -> None:
+    loader = shoal.Loader(ROWS, batch_size=4, shares=(0.5, 0.5), index=1, collate=lambda rows: rows[0]["row"].name)
+    with pytest.raises(DataError, match=r"a str cannot be cut to none\. Let collate take an empty list, or load with"):
+        list(loader)

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -29,6 +30,15 @@ class DatasetReader:
         self.arriving = arriving
         self._data, self._collate, self._finish, self._index = data, collate or default_collate, finish, index
         self.num_samples = len(data)
+
+    @cached_property
+    def makes_empty_batches(self) -> bool:
+        """Whether `collate` takes no samples."""
+        try:
+            self._collate([])
+        except Exception:  # torch's own, and most others
+            return False
+        return True
 
     def batches_at_once(self, batch_samples: int) -> int:  # noqa: ARG002
         """Return 1: there is a call for every sample anyway."""
