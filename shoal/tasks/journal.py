@@ -42,20 +42,28 @@ class Journal:
 
     def __init__(self, folder: Path, holder: str) -> None:
         self.path = folder / f"{holder}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-        self._file = -1
+        self._file, self._num_bytes = -1, 0
         self._synced_s = time.monotonic()
 
     def append(self, record: Record) -> None:
-        """Write a record, whole."""
+        """Write a record, whole or, where there is no room for it, not at all."""
         if self._file < 0:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         body = _BODY.pack(record.index, record.has_failed, record.seconds) + record.data
-        data = memoryview(_HEAD.pack(len(body), zlib.crc32(body)) + body)
-        while data:
-            data = data[os.write(self._file, data) :]
+        self._write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
         if time.monotonic() - self._synced_s > SYNC_S:
             os.fsync(self._file)
             self._synced_s = time.monotonic()
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            os.ftruncate(self._file, self._num_bytes)  # nobody would read what comes behind half a record
+            raise
+        self._num_bytes += len(data)
 
     def close(self) -> None:
         """Close it. What a power cut may still take away is the work of seconds."""

@@ -1,7 +1,12 @@
 """The journal: whole records or none, whatever moment its writer was killed at."""
 
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +67,27 @@ def test_every_start_writes_a_file_of_its_own(tmp_path: Path) -> None:
 def test_nothing_is_made_before_the_first_record(tmp_path: Path) -> None:
     Journal(tmp_path, "a").close()
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_record_for_which_there_was_no_room_leaves_those_behind_it_to_be_read(tmp_path: Path) -> None:
+    journal, journals = Journal(tmp_path, "a"), Journals(tmp_path)
+    one, large, other = (Record(index, has_failed=False, seconds=0.0, data=bytes(100 * index)) for index in (1, 9, 2))
+    journal.append(one)
+    with files_of_at_most(500), pytest.raises(OSError, match="too large") as raised:
+        journal.append(large)
+    assert raised.value.errno == errno.EFBIG
+    assert list(journals.news()) == [one]
+    journal.append(other)
+    journal.append(large)
+    journal.close()
+    assert list(journals.news()) == [other, large]
