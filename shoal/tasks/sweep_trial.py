@@ -121,14 +121,20 @@ def _value(task: Task, trial: "optuna.Trial") -> float:
     if kind == JOB:
         from shoal.tasks.sweep_training import train_trial
 
-        return train_trial(trial, as_job(task.file, function(trial)), task)
-    value = function(trial)
+        number = train_trial(trial, as_job(task.file, function(trial)), task)
+        if math.isnan(number):
+            raise JobError(f"the training run of job(trial) in {task.file.name} ends with a {task.metric} that is NaN.")
+        return number
+    return _as_number(task.file, function(trial))
+
+
+def _as_number(file: Path, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise JobError(f"objective(trial) in {task.file.name} returns {value!r}, not a number.") from None
+        raise JobError(f"objective(trial) in {file.name} returns {value!r}, not a number.") from None
     if math.isnan(number):
-        raise JobError(f"objective(trial) in {task.file.name} returns NaN.")
+        raise JobError(f"objective(trial) in {file.name} returns NaN.")
     return number
 
 
@@ -137,9 +143,12 @@ def _tell(study: "optuna.Study", ended: Ended, value: float | None) -> Ended:
     import optuna
 
     try:
-        study.tell(ended.number, value, state=optuna.trial.TrialState[ended.state.upper()])
-    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
-        return Ended(ended.number, "fail")  # somebody who started the sweep again has given it up meanwhile
+        state = optuna.trial.TrialState[ended.state.upper()]
+        told = study.tell(ended.number, value, state=state, skip_if_finished=True)
+        # Not as it ended, where somebody who started the sweep again has given it up meanwhile: before, or just now.
+        return Ended(ended.number, told.state.name.lower())
+    except optuna.exceptions.UpdateFinishedTrialError:
+        return Ended(ended.number, "fail")
     except RuntimeError:
         if not isinstance(study.sampler, optuna.samplers.BruteForceSampler):
             raise

@@ -131,6 +131,15 @@ def test_a_sweep_whose_trials_all_fail_ends_with_the_reason(tmp_path: Path, text
     assert words in str(error.value)
 
 
+def test_a_trial_that_was_given_up_while_it_ran_has_failed_whatever_it_returns(tmp_path: Path) -> None:
+    text = "from shoal.tasks.sweep_study import give_up\n"
+    text += "def objective(trial):\n    if not trial.number:\n"
+    text += "        give_up(trial.study, trial.number, 'silent for long')\n    return 1\n"
+    result = swept(write(tmp_path, text), 3)
+    assert [trial.state for trial in result.trials] == ["fail", "complete", "complete"]
+    assert result.trials[0].reason == "silent for long"
+
+
 def test_a_grid_whose_trials_all_fail_is_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"all 2 trials of it\.py so far failed\. The last: it\.py:1 raises"):
         swept(write(tmp_path, 'def objective(trial): return trial.suggest_int("x", 0, 1) / 0'), 9, sampler="grid")

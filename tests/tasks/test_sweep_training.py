@@ -16,9 +16,9 @@ from shoal.core.run_folder import RunFolder
 from shoal.launch.slurm.code import copy_code
 from shoal.spec.job import Job
 from shoal.tasks import sweep_training
-from shoal.tasks.sweep_study import Search, open_study
+from shoal.tasks.sweep_study import FAILED, Search, open_study
 from shoal.tasks.sweep_training import Reports, train_trial
-from shoal.tasks.sweep_trial import Task, fixed_job
+from shoal.tasks.sweep_trial import Ended, Task, fixed_job, run_trial
 from tests.tasks.sweep_files import write
 
 
@@ -138,6 +138,27 @@ def test_a_run_that_is_killed_fails_with_what_it_said_last(tmp_path: Path, monke
     task = Task(folder=tmp_path, file=tmp_path / "it.py", search=Search(), index=0)
     with pytest.raises(Exception, match="exit code 9: out of luck"):
         train_trial(asked(study), job(), task)
+
+
+NAN = """
+import sys
+from pathlib import Path
+from shoal.core.events import EventLog
+from shoal.core.run_folder import RunFolder
+run = RunFolder.create(Path(sys.argv[5]), sys.argv[7], stem="run")
+EventLog(run.events_of(0)).write("eval", step=5, metrics={"loss": None})
+"""
+
+
+def test_a_run_that_ends_with_nan_fails_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_training, "_START", NAN)
+    text = "from tests.tasks.test_sweep_training import job as plain\n"
+    text += 'def job(trial):\n    return plain(steps=trial.suggest_int("steps", 1, 99), is_evaluated=True)\n'
+    task = Task(folder=tmp_path, file=write(tmp_path, text), search=Search(), index=0)
+    assert run_trial(task) == Ended(0, "fail")
+    (trial,) = open_study(tmp_path, Search()).trials
+    assert trial.state == optuna.trial.TrialState.FAIL
+    assert trial.user_attrs[FAILED] == "the training run of job(trial) in it.py ends with a loss that is NaN."
 
 
 BESIDE = """
