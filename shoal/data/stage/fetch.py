@@ -11,7 +11,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -197,8 +197,11 @@ class Fetcher:
 
     def _read(self, file: PartFile, incoming: Incoming) -> None:
         buffer, read_s, got = memoryview(bytearray(PIECE_BYTES)), 0.0, 0
-        with self._turns.take(timeout_s=_TURN_S) as turn, self._origin.open(file.name) as stream:
-            self._stream = stream
+        with ExitStack() as opened:
+            turn = opened.enter_context(self._turns.take(timeout_s=_TURN_S, ended=self.ended))
+            if self.ended.is_set():
+                raise Ended
+            self._stream = stream = opened.enter_context(self._origin.open(file.name))
             while True:
                 if self.ended.is_set():
                     raise Ended

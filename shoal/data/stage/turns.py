@@ -15,8 +15,9 @@ parallel file system gives 2 readers 1.9 GB/s where one got 1: 3 are tried next.
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,14 @@ def _is_worth(count: int, rates: Mapping[int, float]) -> bool:
     return rates[count] >= rates[count - 1] * (1 + WORTH / (count - 1))
 
 
+def _waited_for(attempt: Callable[[], int | None], timeout_s: float, ended: threading.Event | None) -> int | None:
+    """Return the number of the turn that an attempt has got; None where there was none in time, or until it `ended`."""
+    end_s, ended = time.monotonic() + timeout_s, ended or threading.Event()
+    while (number := attempt()) is None and time.monotonic() < end_s and not ended.wait(_POLL_S):
+        pass
+    return number
+
+
 class Turn:
     """The right to read from the source."""
 
@@ -65,8 +74,11 @@ class Turn:
 class Turns(Protocol):
     """Who may read from the source."""
 
-    def take(self, *, timeout_s: float) -> AbstractContextManager[Turn]:
-        """Wait for a turn, and have it for the length of a `with` block; after `timeout_s` read without one."""
+    def take(self, *, timeout_s: float, ended: threading.Event | None = None) -> AbstractContextManager[Turn]:
+        """Wait for a turn, and have it for the length of a `with` block; after `timeout_s` read without one.
+
+        With `ended` set, too, nothing is waited for: whoever set it does not want to read any more.
+        """
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -76,9 +88,9 @@ class NoTurns:
     """Anybody may read at any time: where there is no place to agree on more."""
 
     @contextmanager
-    def take(self, *, timeout_s: float) -> Iterator[Turn]:
+    def take(self, *, timeout_s: float, ended: threading.Event | None = None) -> Iterator[Turn]:
         """Read at once."""
-        del timeout_s
+        del timeout_s, ended
         yield Turn(0)
 
     def close(self) -> None:
@@ -93,15 +105,11 @@ class FolderTurns:
         self._locks = [FileLock(folder / f"{number}.lock") for number in range(MOST_READERS)]
 
     @contextmanager
-    def take(self, *, timeout_s: float) -> Iterator[Turn]:
+    def take(self, *, timeout_s: float, ended: threading.Event | None = None) -> Iterator[Turn]:
         """Wait for a turn; after `timeout_s`, or where none can be had, read without one."""
-        end_s = time.monotonic() + timeout_s
         number: int | None = None
         with contextlib.suppress(OSError):
-            number = self._try()
-            while number is None and time.monotonic() < end_s:
-                time.sleep(_POLL_S)
-                number = self._try()
+            number = _waited_for(self._try, timeout_s, ended)
         turn = Turn(-1 if number is None else number)
         turn.readers = self._readers(turn)
         try:
@@ -165,15 +173,11 @@ class StoreTurns:
         self._seen: dict[int, tuple[str, float]] = {}
 
     @contextmanager
-    def take(self, *, timeout_s: float) -> Iterator[Turn]:
+    def take(self, *, timeout_s: float, ended: threading.Event | None = None) -> Iterator[Turn]:
         """Wait for a turn; after `timeout_s`, or when the store is gone, read without one."""
-        end_s = time.monotonic() + timeout_s
         number: int | None = None
         with contextlib.suppress(RuntimeError):
-            number = self._try()
-            while number is None and time.monotonic() < end_s:
-                time.sleep(_POLL_S)
-                number = self._try()
+            number = _waited_for(self._try, timeout_s, ended)
         turn = _StoreTurn(self, -1 if number is None else number)
         with contextlib.suppress(RuntimeError):
             turn.readers = self._readers(turn)

@@ -16,11 +16,13 @@ import pytest
 
 from shoal.comm.store import host_store
 from shoal.core.errors import ConfigError
+from shoal.data.stage.agent import Staging
 from shoal.data.stage.origin import FolderOrigin
 from shoal.data.stage.staging import stage
 from shoal.data.stage.tiers import find_tiers
 from shoal.data.stage.turns import FolderTurns, NoTurns, StoreTurns, Turns, next_limit
 from tests.data.stage.packs import differing, make_pack
+from tests.support.waiting import wait_until
 
 TIMEOUT_S = 30.0
 
@@ -94,6 +96,32 @@ def test_a_turn_is_free_again_after_an_error(turns: Callable[[str], Turns]) -> N
         raise ZeroDivisionError
     with turns("2").take(timeout_s=TIMEOUT_S) as turn:
         assert turn.number == 0
+
+
+def test_who_waits_for_a_turn_is_told_to_end(turns: Callable[[str], Turns]) -> None:
+    waiting, ended, taken = turns("2"), threading.Event(), list[int]()
+
+    def take() -> None:
+        with waiting.take(timeout_s=600.0, ended=ended) as turn:
+            taken.append(turn.number)
+
+    with turns("1").take(timeout_s=TIMEOUT_S):
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        ended.set()
+        thread.join(TIMEOUT_S)
+        assert taken == [-1]
+
+
+def test_a_staging_that_waits_for_its_turn_ends_when_it_is_closed(tmp_path: Path) -> None:
+    make_pack(tmp_path / "a.pack")
+    with FolderTurns(tmp_path / "a.pack" / ".readers").take(timeout_s=TIMEOUT_S):
+        staged = stage(tmp_path / "a.pack", to=tmp_path / "node", desk=tmp_path / "desk")
+        assert isinstance(staged, Staging)
+        wait_until(lambda: staged._fetcher is not None)
+        staged.close()
+        assert not staged._thread.is_alive()
+    assert staged.have() == []
 
 
 def test_the_turn_of_a_silent_reader_is_taken_and_that_of_a_slow_one_is_not(tmp_path: Path) -> None:
