@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,12 @@ class Journal:
     def forget(self, group: int) -> None:
         """Take a group as not begun."""
         self._file(group).unlink(missing_ok=True)
+
+    def forget_skipped(self, groups: Iterable[int]) -> None:
+        """Take those groups as not begun of which samples were left out."""
+        for group in groups:
+            if self.read(group).skipped:
+                self.forget(group)
 
     def clean(self, parts: set[str]) -> None:
         """Remove every file of a part that is not among `parts`."""

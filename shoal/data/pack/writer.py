@@ -25,7 +25,7 @@ from shoal.core.host import available_memory, usable_cores
 from shoal.data.pack.compression import Asked
 from shoal.data.pack.finish import disk_error, give_name, tidy, write_down
 from shoal.data.pack.journal import Journal, Progress, locked
-from shoal.data.pack.manifest import NAME, Manifest
+from shoal.data.pack.manifest import NAME, Manifest, read_manifest
 from shoal.data.pack.pool import Unreadable, write_groups
 from shoal.data.pack.prepare import Decided, decide
 from shoal.data.pack.progress import Report, console_report
@@ -138,7 +138,7 @@ def _prepared(
     journal = Journal(folder)
     key = {"asked": asked.as_json(), "source": source.describe(), "slices": len(slices), "shoal": shoal.__version__}
     old = journal.recipe() if resume else None
-    if old is not None and old.get("key") == key:
+    if old is not None and old.get("key") == key and not (is_strict and _has_skipped(folder)):
         if (folder / NAME).exists():
             return None
         decided = _decided(old)
@@ -159,9 +159,16 @@ def _prepared(
         )
         columns = [asdict(column) for column in decided.columns]
         journal.create({"key": key, "columns": columns, "block_rows": decided.block_rows})
+    if is_strict:
+        journal.forget_skipped(group.number for group in groups)
     journal.clean({part.name for group in groups for part in journal.read(group.number).parts})
     report.begin(sum(getattr(part, "num_bytes", 0) for part in slices))
     return _Job(folder, tuple(groups), decided, is_strict)
+
+
+def _has_skipped(folder: Path) -> bool:
+    """Return whether a pack lies there that only lacks its name, and some samples."""
+    return (folder / NAME).exists() and read_manifest(folder).skipped > 0
 
 
 def _decided(old: dict[str, Any]) -> Decided:

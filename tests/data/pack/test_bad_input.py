@@ -89,6 +89,38 @@ def test_a_tuple_of_another_length_in_an_iterator_is_named_with_its_row(tmp_path
     assert (manifest.num_rows, manifest.skipped) == (99, 1)
 
 
+class Interrupted(MadeUp):
+    """Ctrl-C while row 900 is read."""
+
+    def read(self, part: Any) -> Iterator[Any]:
+        for number, each in enumerate(super().read(part)):
+            if part.begin + number == 900:
+                raise KeyboardInterrupt
+            yield each
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_almost_done", [False, True])
+def test_what_an_attempt_left_out_is_looked_at_again_by_one_that_leaves_nothing_out(
+    is_almost_done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"part_bytes": 50e3, "compression": "none", "workers": 1, "report": Quiet()}
+    source = (MadeUp if is_almost_done else Interrupted)(wrong=(177, 777))
+    with monkeypatch.context() as patch:
+        if is_almost_done:
+            patch.setattr("shoal.data.pack.writer.give_name", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pack(source, tmp_path / "a.pack", on_error="skip", **options)
+    with pytest.raises(DataError, match="row 177: column 'x' has shape"):
+        pack(MadeUp(wrong=(177, 777)), tmp_path / "a.pack", **options)
+    manifest = pack(MadeUp(), tmp_path / "a.pack", **options)
+    assert (manifest.num_rows, manifest.skipped) == (1000, 0)
+    assert [row["label"] for row in Pack(tmp_path / "a.pack", columns=["label"])] == list(range(1000))
+
+
 class Touched:
     """A source of files, of which one gets another time when the third sample is read."""
 
