@@ -103,7 +103,7 @@ class Executor(concurrent.futures.Executor):
             if not futures:
                 batch.cancel()
         self._pool.wake()
-        if wait or cancel_futures:
+        if wait:
             self._finish()
         else:
             threading.Thread(target=self._finish, name="shoal tasks end").start()
@@ -112,7 +112,8 @@ class Executor(concurrent.futures.Executor):
         """End the workers at once, whatever they are doing."""
         self._is_shut = True
         self._pool.close(kill=True)
-        for _, futures in self._batches:
+        for batch, futures in self._batches:
+            batch.ended.set()  # with its workers, also where tasks are left: nobody has to wait for those
             for future in futures:
                 if not future.cancel() and not future.done():
                     future.set_exception(WorkerFailed("the workers were ended before this task was done."))

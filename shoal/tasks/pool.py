@@ -78,13 +78,11 @@ class Pool:
 
     def wake(self) -> None:
         """Look for new tasks."""
-        with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+        with contextlib.suppress(OSError):  # full: it will wake anyway; or closed, and nobody is there to be woken
             self._waker.send(b"x")
 
     def close(self, *, kill: bool = False) -> None:
-        """End the workers: at once, or when each has run its chunk."""
-        if self._is_closing:
-            return
+        """End the workers: at once, or when each has run its chunk. Nothing happens where that has been done."""
         self._is_closing = True
         if kill:
             for worker in list(self._crew):
