@@ -14,6 +14,9 @@ from shoal.tasks.pool import Pool
 
 T = TypeVar("T")
 
+_MOST_KEPT = 1000
+"""Tasks of one batch that is being submitted. It keeps what they were given and returned until all of it has ended."""
+
 
 def check_retries(retries: int) -> None:
     """Raise ConfigError unless this is a number of times."""
@@ -50,16 +53,21 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             self._refuse_if_shut()
             number = self._number_of(fn)
-            if self._last is None or self._last[0] != number or not self._last[1].has_more():
-                futures: list[concurrent.futures.Future[Any]] = []
-                begin = _wanted(futures)
-                batch = Batch([], _settle(futures), starred=True, retries=self._retries, begin=begin)
-                self._last = (number, batch, futures)
-            _, batch, futures = self._last
+            batch, futures = self._batch_for(number)
             futures.append(future)
             batch.append((args, kwargs))
             self._begin(batch, number, futures)
         return future
+
+    def _batch_for(self, number: int) -> tuple[Batch, list[concurrent.futures.Future[Any]]]:
+        """Return the batch that one more task of a function goes to, and its futures."""
+        last = self._last
+        if last is None or last[0] != number or not last[1].has_more() or len(last[2]) >= _MOST_KEPT:
+            futures: list[concurrent.futures.Future[Any]] = []
+            begin = _wanted(futures)
+            batch = Batch([], _settle(futures), starred=True, retries=self._retries, begin=begin)
+            self._last = last = (number, batch, futures)
+        return last[1:]
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **options: Any) -> Iterator[T]:
         """Return the results in order, as they come. Options are those of `concurrent.futures`.

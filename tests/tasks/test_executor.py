@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,21 @@ def test_a_map_under_way_can_be_cancelled_as_well(tmp_path: Path) -> None:
     (tmp_path / "gate").touch()
     shutting.join(30)
     assert started.done < 300
+
+
+def test_what_is_done_and_taken_is_not_kept_while_more_is_submitted() -> None:
+    with Executor(2) as pool:
+        under_way: deque[concurrent.futures.Future[Any]] = deque()
+        made = []
+        for number in range(4000):
+            if number >= 400:
+                assert under_way.popleft().result(timeout=30) == number - 400
+            future = pool.submit(work.rest_a_moment, number)  # so that there is always one that waits
+            under_way.append(future)
+            made.append(weakref.ref(future))
+        del future
+        assert sum(each() is not None for each in made) < 2500
+        assert [each.result(timeout=30) for each in under_way] == list(range(3600, 4000))
 
 
 def test_no_worker_is_left_behind() -> None:

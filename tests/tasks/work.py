@@ -135,6 +135,11 @@ def kill_job(item: int) -> int:
     return item
 
 
+def rest_a_moment(item: int) -> int:
+    time.sleep(0.001)
+    return item
+
+
 def wait_for(path: str, timeout_s: float) -> float:
     """Return `timeout_s` as soon as there is something at `path`."""
     end_s = time.monotonic() + timeout_s
