@@ -185,21 +185,22 @@ class Started:
         try:
             position = 0
             while position < len(self.values):
-                self._await(position, end_s)
-                if position in self.failures:
-                    raise self.failures[position].as_exception()
-                stop = self._is_done.find(0, position)
-                stop = min([stop if stop >= 0 else len(self.values), *(at for at in self.failures if at > position)])
+                stop = self._await(position, end_s)
                 yield from self.values[position:stop]  # all that is there: 5 times as fast as one by one
                 position = stop
         finally:
             self.batch.cancel()
 
-    def _await(self, position: int, end_s: float | None) -> None:
+    def _await(self, position: int, end_s: float | None) -> int:
+        """Return up to where results are there from `position` on, once one is; raise it if that is a failure."""
         with self._news:
             left_s = None if end_s is None else end_s - time.monotonic()
             if not self._news.wait_for(lambda: bool(self._is_done[position]), left_s):
                 raise TimeoutError
+            if position in self.failures:
+                raise self.failures[position].as_exception()
+            stop = self._is_done.find(0, position)
+            return min([stop if stop >= 0 else len(self.values), *(at for at in self.failures if at > position)])
 
 
 def _settle(futures: list[concurrent.futures.Future[Any]]) -> Any:

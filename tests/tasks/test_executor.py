@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import ConfigError, WorkerFailed
-from shoal.tasks.batch import chunk_tasks
-from shoal.tasks.executor import Executor
+from shoal.tasks.batch import Batch, chunk_tasks
+from shoal.tasks.executor import Executor, Started
+from shoal.tasks.outcome import Failure
 from tests.support.waiting import wait_until
 from tests.tasks import work
 
@@ -146,6 +147,32 @@ def test_what_is_done_and_taken_is_not_kept_while_more_is_submitted() -> None:
         del future
         assert sum(each() is not None for each in made) < 2500
         assert [each.result(timeout=30) for each in under_way] == list(range(3600, 4000))
+
+
+def test_results_are_looked_for_when_none_is_being_written() -> None:
+    started = Started(3)
+    found_free: list[bool] = []
+
+    def is_free() -> bool:
+        is_ours = started._news.acquire(blocking=False)
+        if is_ours:
+            started._news.release()
+        return is_ours
+
+    class Watched(dict[int, Failure]):
+        def __iter__(self) -> Iterator[int]:
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                found_free.append(other.submit(is_free).result())
+            return super().__iter__()
+
+    started.failures = Watched()
+    started.batch = Batch([0, 1, 2], started.take)
+    started.take(range(3), [0, 1, None], {2: Failure("it broke")})
+    results = started.in_order()
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(WorkerFailed, match="it broke"):
+        next(results)
+    assert found_free == [False]
 
 
 def test_no_worker_is_left_behind() -> None:
