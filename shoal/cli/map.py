@@ -111,18 +111,27 @@ def read_items(text: str) -> list[Any]:
         if not found:
             raise ConfigError(f"there is no file {text}, nor any that matches it.")
         return found
-    lines = path.read_text().splitlines()
+    content = _content(path)
+    lines = content.split("\n")  # splitlines cuts at U+2028 and others, too, which may stand inside an item
     try:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in lines if line.strip()]
         if path.suffix == ".json":
-            items = json.loads("\n".join(lines))
+            items = json.loads(content)
             if not isinstance(items, list):
                 raise ConfigError(f"{text} holds a {type(items).__name__}, not a list of items.")
             return items
     except ValueError as error:
         raise ConfigError(f"{text} is not JSON: {error}.") from None
     return [line for line in lines if line]
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        wrong = error.object[error.start]
+        raise ConfigError(f"{path} is not UTF-8: byte {error.start} is {wrong:#x}. Write it as UTF-8.") from None
 
 
 def _slurm(arguments: argparse.Namespace) -> Any:

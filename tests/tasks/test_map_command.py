@@ -65,6 +65,27 @@ def test_items_are_lines_json_a_pattern_or_a_range(file: Path, tmp_path: Path) -
             read_items(text)
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_an_item_ends_with_its_line_and_nowhere_else(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(f"one{mark}more\r\ntwo\n".encode())
+    assert read_items(str(tmp_path / "a.txt")) == [f"one{mark}more", "two"]
+    text = f"one{mark}more" if ord(mark) > 0x1F else "one"  # JSON has those below only escaped
+    written = json.dumps(text, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(f"{written}\n2\n", encoding="utf-8")
+    (tmp_path / "a.json").write_text(f"[{written},\n2]", encoding="utf-8")
+    assert read_items(str(tmp_path / "a.jsonl")) == [text, 2]
+    assert read_items(str(tmp_path / "a.json")) == [text, 2]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json"])
+def test_items_that_are_not_utf_8_are_refused_with_the_byte(
+    name: str, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_bytes(b'"caf\xe9"\n')
+    assert main(["map", "f.py:double", name]) == 2
+    assert f"{name} is not UTF-8: byte 4 is 0xe9." in capfd.readouterr().err
+
+
 def test_results_are_lines_in_order(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["map", "f.py:double", "range:0:5"]) == 0
     assert "5 of 5 tasks are done: double-map/results.jsonl" in capfd.readouterr().out
