@@ -159,9 +159,9 @@ def reordered(tasks: Sequence[int], rounds: int, number: int) -> list[list[int]]
 
 def refuse_many_jobs(items: int, tasks_per_job: int, *, most_jobs: int) -> None:
     """Raise ConfigError if so few tasks a job make more jobs than the site takes."""
-    jobs = math.ceil(items / tasks_per_job)
     if tasks_per_job < 1:
         raise ConfigError(f"tasks_per_job={tasks_per_job}: give at least 1, or leave it out.")
+    jobs = math.ceil(items / tasks_per_job)
     if jobs > most_jobs:
         raise ConfigError(
             f"{items:,} items with --tasks-per-job {tasks_per_job} would be {jobs:,} jobs: this site takes "

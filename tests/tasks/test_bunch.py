@@ -100,6 +100,12 @@ def test_one_job_per_task_for_many_items_is_refused_with_what_would_happen_inste
     assert BUNCH_S == 450
 
 
+@pytest.mark.parametrize("tasks", [0, -1])
+def test_jobs_without_a_task_are_refused(tasks: int) -> None:
+    with pytest.raises(ConfigError, match=f"tasks_per_job={tasks}: give at least 1"):
+        refuse_many_jobs(100, tasks, most_jobs=200)
+
+
 def test_after_a_round_in_vain_other_tasks_come_first() -> None:
     assert reordered([3, 4], 3, 1) == [[4], [3]]
     assert reordered([3], 3, 2) == [[3]]

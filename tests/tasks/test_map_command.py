@@ -144,6 +144,8 @@ def test_mistakes_are_exit_code_2(file: Path, capfd: pytest.CaptureFixture[str])
     asked = ["map", "f.py:double", "range:0:100000", "--slurm", "--tasks-per-job", "1"]
     assert main(asked) == 2
     assert "100,000 jobs" in capfd.readouterr().err
+    assert main([*asked[:-1], "0"]) == 2
+    assert "tasks_per_job=0: give at least 1, or leave it out" in capfd.readouterr().err
     assert not Path("double-map").exists()
     for wrong in (["f.py:triple", "range:0:3"], ["f.py", "range:0:3"], ["f.py:double", "no"]):
         assert main(["map", *wrong]) == 2
