@@ -32,7 +32,11 @@ def watching(*arguments: str, output: Path) -> Iterator[subprocess.Popen[bytes]]
     """Run `shoal watch` in a process of its own, which writes to `output`, and end it."""
     with output.open("wb") as file:
         command = [sys.executable, "-m", "shoal", "watch", *arguments]
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # where we ignore it, as under nohup, it would
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        signal.signal(signal.SIGINT, before)
     try:
         yield process
     finally:
