@@ -11,7 +11,7 @@ Example: a photograph of 45 kB is cut into 319 segments, grows by 1.2 kB, and it
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ from shoal.native.library import library
 
 Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Bytes end to end, and where each row begins and the last one ends."""
+
+Memory = Callable[[int], NDArray[np.uint8]]
+"""Returns so many bytes, whatever they are."""
+
+
+def fresh(num_bytes: int) -> NDArray[np.uint8]:
+    """Return so many bytes that nobody has had before."""
+    return np.empty(num_bytes, np.uint8)
 
 
 class _Cuts(ctypes.Structure):
@@ -48,14 +56,26 @@ class Cuts:
     them, else it is stored as it is. `collect` gives the rows.
     """
 
-    def __init__(self, images: Sequence[bytes], restart_blocks: int, *, portable: bool = False) -> None:
-        """`portable` is for tests: without the instructions that not every processor has, and the same bits."""
+    def __init__(
+        self,
+        images: Sequence[bytes],
+        restart_blocks: int,
+        *,
+        memory: Memory = fresh,
+        portable: bool = False,
+    ) -> None:
+        """`memory` returns so many bytes for the rows, which may be used again when nobody holds the rows any more.
+
+        `portable` is for tests: without the instructions that not every processor has, and the same bits.
+        """
         check_blocks(restart_blocks)
         self._images, self._put, count, native = images, dict[int, tuple[bytes, bytes]](), len(images), library()
         problems, sizes = np.full(count, UNSUPPORTED, np.int32), np.fromiter(map(len, images), np.int64, count)
         room = int(sizes.sum())
-        self._rows: Rows = np.empty(2 * room + 4096 * count, np.uint8), np.zeros(count + 1, np.int64)
-        self._indexes: Rows = np.empty(room + 64 * count, np.uint8), np.zeros(count + 1, np.int64)
+        most, most_index = 2 * room + 4096 * count, room + 64 * count
+        rows, indexes = np.split(memory(most + most_index), [most])
+        self._rows: Rows = rows, np.zeros(count + 1, np.int64)
+        self._indexes: Rows = indexes, np.zeros(count + 1, np.int64)
         if native is not None and restart_blocks and count:
             addresses = (ctypes.c_char_p * count)(*images)
             cuts = _Cuts(ctypes.addressof(addresses), address(sizes), count, restart_blocks, portable)

@@ -19,9 +19,12 @@ from shoal.core.errors import DataError
 from shoal.data.pack.image import EncodedImages
 from shoal.data.pack.infer import as_array, dtype_of
 from shoal.data.pack.schema import Column, Flat, Stored, stored_columns, stored_dtype
+from shoal.native.jpeg_restart import Memory, fresh
 
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 4 << 20
+IMAGE_CHUNK_BYTES = 1 << 20
+"""Of images, of which a dozen chunks are on their way at once."""
 
 Held = NDArray[Any] | Flat
 Sample = tuple[str, Mapping[str, Any] | DataError]
@@ -66,10 +69,12 @@ class Encoded:
     """Why the others are not there."""
 
 
-def encode_rows(columns: Sequence[Column], samples: Sequence[Sample], *, is_strict: bool = True) -> Encoded:
+def encode_rows(
+    columns: Sequence[Column], samples: Sequence[Sample], *, is_strict: bool = True, memory: Memory = fresh
+) -> Encoded:
     """Return the samples as a block; those that do not fit raise, or, if not `is_strict`, are left out and named.
 
-    All images of a column are encoded by one call into C, during which other threads of Python go on.
+    All images of a column are encoded by one call into C, into `memory`, during which other threads of Python go on.
     """
     rows: dict[int, list[list[Any]]] = {}
     errors: dict[int, DataError] = {}
@@ -85,7 +90,7 @@ def encode_rows(columns: Sequence[Column], samples: Sequence[Sample], *, is_stri
     for place, column in enumerate(columns):
         if column.kind == "image":
             blocks = int(column.extra.get("restart_blocks", 0))
-            images[place] = EncodedImages([row[place][0] for row in rows.values()], blocks)
+            images[place] = EncodedImages([row[place][0] for row in rows.values()], blocks, memory=memory)
             for at, why in images[place].errors.items():
                 errors.setdefault(int(given[at]), DataError(f"column {column.name!r}: {why}"))
     if errors and is_strict:
@@ -244,15 +249,15 @@ def _join(stored: Stored, values: list[Any]) -> Held:
     return Flat(joined.astype(stored.dtype, copy=False), offsets)
 
 
-def chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
-    """Yield samples in lists of at most CHUNK_ROWS, and of about CHUNK_BYTES where they are large."""
+def chunks(samples: Iterator[Sample], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[list[Sample]]:
+    """Yield samples in lists of at most CHUNK_ROWS, and of about `chunk_bytes` where they are large."""
     chunk: list[Sample] = []
     num_bytes = 0
     for sample in samples:
         chunk.append(sample)
         if not isinstance(sample[1], DataError):
             num_bytes += sum(size_of(value) for value in sample[1].values())
-        if len(chunk) >= CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
+        if len(chunk) >= CHUNK_ROWS or num_bytes >= chunk_bytes:
             yield chunk
             chunk, num_bytes = [], 0
     if chunk:

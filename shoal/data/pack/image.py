@@ -9,7 +9,7 @@ from shoal.core.errors import DataError
 from shoal.data.pack.infer import is_image
 from shoal.data.pack.schema import Flat
 from shoal.native import jpeg
-from shoal.native.jpeg_restart import Cuts, transcode_left
+from shoal.native.jpeg_restart import Cuts, Memory, fresh, transcode_left
 
 _SOS = 0xDA
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
@@ -19,9 +19,10 @@ _JPEG = b"\xff\xd8"
 class EncodedImages:
     """What a pack stores for some encoded images; `errors` says, by position, which cannot be stored."""
 
-    def __init__(self, images: Sequence[bytes], restart_blocks: int) -> None:
+    def __init__(self, images: Sequence[bytes], restart_blocks: int, *, memory: Memory = fresh) -> None:
         self._images, self.errors = images, dict[int, DataError]()
-        self._cuts = Cuts(images, restart_blocks) if restart_blocks > 0 and jpeg.available() else None
+        is_cut = restart_blocks > 0 and jpeg.available()
+        self._cuts = Cuts(images, restart_blocks, memory=memory) if is_cut else None
         left = range(len(images)) if self._cuts is None else self._cuts.left
         for at in left:
             try:

@@ -14,30 +14,18 @@ Example: parts of at most 256 MB, a group of three slices with 100 MB each: one 
 """
 
 import dataclasses
-import itertools
 import os
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.core.errors import DataError
-from shoal.data.pack.encode import (
-    Batch,
-    Block,
-    Encoded,
-    Sample,
-    batch_rows,
-    chunks,
-    encode_batch,
-    encode_rows,
-    without_first,
-)
+from shoal.data.pack.encode import Block, Encoded, Sample
+from shoal.data.pack.encoding import Encoding
 from shoal.data.pack.journal import Journal, Progress
 from shoal.data.pack.manifest import Part, part_file
 from shoal.data.pack.part_buffers import PartBuffers
@@ -95,12 +83,12 @@ def write_group(
     """
     known = (fingerprint,) if samples is not None else tuple(source.fingerprint(part) for part in group.slices)
     with (
-        ThreadPoolExecutor(recipe.threads) as encoders,
+        Encoding(recipe.columns, is_strict=recipe.is_strict, threads=recipe.threads) as encoding,
         _Writer(source, group, recipe, buffers=buffers, tell=tell, fingerprints=known) as writer,
     ):
         while not writer.progress.is_done:
             part = group.slices[writer.progress.slice]
-            for encoded in _encoded(source, part, recipe, encoders, first=writer.progress.samples, samples=samples):
+            for encoded in encoding.encoded(source, part, first=writer.progress.samples, samples=samples):
                 writer.take(encoded)
             writer.end_slice()
         writer.finish()
@@ -241,54 +229,3 @@ def _changed(part: Any, before: str, now: str) -> str:
     if len(items) == len(stamps):
         items = [name for name, (first, last) in zip(items, stamps, strict=True) if first != last] or items
     return f"{items[0]}{' ...' if len(items) > 1 else ''}" if items else repr(part)
-
-
-def _encoded(
-    source: Any,
-    part: Any,
-    recipe: Recipe,
-    encoders: ThreadPoolExecutor,
-    *,
-    first: int,
-    samples: Iterator[Sample] | None,
-) -> Iterator[Encoded]:
-    """Yield the samples of a slice from number `first` on, encoded."""
-    if samples is None and hasattr(source, "read_batches"):
-        batches, seen = source.read_batches(part), 0
-        while True:
-            try:
-                batch = next(batches, None)
-            except DataError:
-                break  # its samples are read one by one: to say which cannot be read, or to leave out only those
-            if batch is None:
-                return
-            if seen + batch[0] > first:
-                yield from _encoded_batch(without_first(batch, first - seen), recipe, encoders)
-                first = seen + batch[0]
-            seen += batch[0]
-    rest = itertools.islice(source.read(part) if samples is None else samples, first, None)
-    yield from _encoded_chunks(rest, recipe, encoders)
-
-
-def _encoded_batch(batch: Batch, recipe: Recipe, encoders: ThreadPoolExecutor) -> Iterator[Encoded]:
-    try:
-        encoded = encode_batch(recipe.columns, batch)
-    except DataError:  # of images, or something in it does not fit
-        yield from _encoded_chunks(iter(batch_rows(batch)), recipe, encoders)
-    else:
-        yield encoded
-
-
-def _encoded_chunks(samples: Iterator[Sample], recipe: Recipe, encoders: ThreadPoolExecutor) -> Iterator[Encoded]:
-    """Yield samples chunk by chunk. Images are encoded meanwhile; this thread reads: some objects allow no other."""
-    encode = partial(encode_rows, recipe.columns, is_strict=recipe.is_strict)
-    if not any(column.kind == "image" for column in recipe.columns):
-        yield from map(encode, chunks(samples))
-        return
-    waiting: deque[Future[Encoded]] = deque()
-    for chunk in chunks(samples):
-        waiting.append(encoders.submit(encode, chunk))
-        if len(waiting) > recipe.threads:
-            yield waiting.popleft().result()
-    for each in waiting:
-        yield each.result()
