@@ -2,6 +2,7 @@
 
 import os
 import signal
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +124,20 @@ def test_the_processes_end_with_the_iteration() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_the_processes_of_one_loader_end_while_those_of_another_that_began_later_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[str] = []
+    monkeypatch.setattr(ForkProcess, "kill", lambda process: killed.append(process.name))
+    first, second = (iter(Loader(Dataset(), batch_size=4, workers=1, collate=as_list)) for _ in range(2))
+    next(first)
+    next(second)
+    first.close()  # type: ignore[attr-defined]
+    assert killed == [], "it had to be, as it had not seen its pipe closed"
+    second.close()  # type: ignore[attr-defined]
+    assert killed == []
 
 
 def test_a_batch_that_does_not_fit_is_refused_in_one_sentence() -> None:

@@ -34,6 +34,8 @@ from shoal.data.loading.shared import load as load_shared
 _MOST_SLOT_BYTES = 4 << 30
 _FAILED = 255
 """In the place of a slot's number: what follows is the error."""
+_PIPES: set[Connection] = set()
+"""The ends of this process, to all that load for it."""
 
 
 class ProcessFeed:
@@ -88,7 +90,8 @@ class _Process:
     def __init__(self, work: Iterator[range], load: Load, *, slots: int, slot_bytes: int) -> None:
         self._memories = [shared_memory(slot_bytes) for _ in range(slots)]
         self._pipe, theirs = get_context("fork").Pipe()
-        arguments = (work, load, theirs, self._pipe, self._memories)
+        _PIPES.add(self._pipe)
+        arguments = (work, load, theirs, self._memories)
         self._process = ForkProcess(target=_serve, args=arguments, name="shoal-loader", daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of locks that another thread may hold at this moment. Those that the child takes are
@@ -122,6 +125,7 @@ class _Process:
 
     def close(self) -> None:
         """Tell the process to end."""
+        _PIPES.discard(self._pipe)
         self._pipe.close()
 
     def end(self) -> None:
@@ -133,9 +137,10 @@ class _Process:
         atexit.unregister(self._process.kill)
 
 
-def _serve(work: Iterator[range], load: Load, pipe: Connection, theirs: Connection, memories: list[mmap.mmap]) -> None:
+def _serve(work: Iterator[range], load: Load, pipe: Connection, memories: list[mmap.mmap]) -> None:
     """Load chunk after chunk, each into a slot that is free: what the process does."""
-    theirs.close()
+    for forked in _PIPES:  # or those who listen at the other ends would not see them closed before we end
+        forked.close()
     # The one who started us then closes the pipe; or first loads some more, for its last steps.
     leave_to_others()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
