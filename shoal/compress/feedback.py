@@ -4,11 +4,13 @@
 2. The codec sends what it can of that, and leaves the rest where it is: see `codec`.
 3. What is pending is kept by the names of the parameters, so that it can be saved, and follows them into other buckets.
    It takes 4 bytes for every parameter on every worker; under ZeRO too, where a worker sends to all slices.
+4. Where there is nobody left to send it to, it is added to the gradients of the next step: `take_over`.
 
 Example: top-1% of a gradient that never changes. The largest 1% travel in the first step and in many later ones; the
 others grow, pending, until they are the largest. Over the steps the mean of what has arrived becomes the gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +55,16 @@ class ErrorFeedback:
         pending, turn = self._compensated(bucket, gradient, workers)
         self.codec.reduce_scatter(pending, out, turn, workers)
         self._keep(bucket, pending)
+
+    @torch.no_grad()
+    def take_over(self, gradient_of: Callable[[str], Tensor | None]) -> None:
+        """Add what is pending to this worker's own gradients, in place: it has nobody to send it to.
+
+        Then it is not pending any more, but for parameters that have no gradient yet.
+        """
+        for name in list(self._loose):  # all that there is, as nothing was sent from here
+            if (gradient := gradient_of(name)) is not None:
+                gradient.add_(self._loose.pop(name).to(gradient.device).view(gradient.shape))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that must be saved to go on alike, by the names of parameters. Called between steps."""

@@ -40,6 +40,8 @@ class Layout:
     mesh: DeviceMesh | None = None
     waiting: Waiting | None = None
     """Entered while divided layers wait for communication."""
+    take_over: Callable[[], None] = lambda: None
+    """Adds to the gradients what a codec had not sent while there was somebody to send it to."""
     sum_tied: Callable[[], None] = lambda: None
     """Sums the gradients of weights that several stages of a pipeline share. Called by every worker."""
     why_whole: str = ""
@@ -80,7 +82,8 @@ class Layout:
                 finish_gradients(root)
         if self.mesh is not None and self.scalars and self.meets:
             sum_scalars(self.scalars, data_group(self.mesh))
-        self.sum_tied()
+        self.take_over()
+        self.sum_tied()  # after it: what is pending of a tied weight is each stage's own
 
     def close(self) -> None:
         """Let go of what must not outlive the group of all workers."""

@@ -25,7 +25,10 @@ from shoal.training.links import Place
 
 def kept_codec(plan: Plan, place: Place) -> tuple[str, str]:
     """Return the codec of the state that is gone on from, and why; "" where it has none that goes with the plan."""
-    is_kept = plan.sync.codec == "auto" and place.codec in codecs_for(plan)
+    # A single part sends nothing, but takes over what was pending, whatever its mesh.
+    is_alone = plan.mesh.data == 1 and plan.sync.mode == "all-reduce" and plan.engine != "deepspeed"
+    goes_on = bool(place.codec) if is_alone else place.codec in codecs_for(plan)
+    is_kept = plan.sync.codec == "auto" and goes_on
     return (place.codec, "as before: what it has not sent yet is part of the state") if is_kept else ("", "")
 
 

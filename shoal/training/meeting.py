@@ -1,6 +1,7 @@
 """How the gradients of replicas meet in this run: decided when its workers start, by what joins them.
 
-1. What joins them was read or measured (links.py). A worker alone has nobody to meet.
+1. What joins them was read or measured (links.py). A worker alone has nobody to meet; what a codec had not sent when
+   there were others is given to its model.
 2. Where workers hold parts of a model, and under modes and engines that see to it themselves, there is nothing to
    decide: these exchange what they hold.
 3. On GPUs the engine's own collective (NCCL) sums. Processors of one host sum in shared memory.
@@ -101,13 +102,20 @@ def open_meeting(plan: Plan, place: Place, *, shapes: Sequence[torch.Size], seed
     """
     store = place.store
     if store is None:
-        size = plan.sync.bucket_bytes or PLAIN_BUCKET_BYTES
-        return Meeting(Communication(way="engine", why="one worker", bucket_bytes=size))
+        return _alone(plan, place, seed=seed)
     meeting = _opened(plan, place, store, shapes=shapes, seed=seed)
     meeting.communication = dataclasses.replace(
         meeting.communication, inside=place.links.inside, between=place.links.between
     )
     return meeting
+
+
+def _alone(plan: Plan, place: Place, *, seed: int) -> Meeting:
+    """Return the meeting of one worker: its codec sends nothing, and keeps what others have left until it is taken."""
+    said = Communication(way="engine", why="one worker", bucket_bytes=plan.sync.bucket_bytes or PLAIN_BUCKET_BYTES)
+    name = kept_codec(plan, place)[0] if plan.sync.codec == "auto" else plan.sync.codec
+    has_codec = name not in ("", "none")
+    return Meeting(said, feedback=ErrorFeedback(codec_named(name), seed=seed) if has_codec else None)
 
 
 def _opened(plan: Plan, place: Place, store: Store, *, shapes: Sequence[torch.Size], seed: int) -> Meeting:

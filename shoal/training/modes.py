@@ -51,12 +51,18 @@ def adding(meeting: Meeting, place: Place) -> Callable[[torch.Tensor], None]:
 
 
 def sending(meeting: Meeting, place: Place, trained: Trained) -> Callable[[torch.Tensor], None]:
-    """Return the same for what goes through the plan's codec, if it has one: all parameters' numbers, in one row."""
+    """Return the same for what goes through the plan's codec, if it has one: all parameters' numbers, in one row.
+
+    One worker alone has nobody to send to; it takes over what was pending when it had.
+    """
     feedback, workers = meeting.feedback, meeting.workers
-    if feedback is None or workers is None:
+    if feedback is None:
         return adding(meeting, place)
     # The names that an engine would give them, by which what is pending is saved (saved_codec.py).
     names = tuple(f"model.{name}" for name in trained.parameters)
+    if workers is None:
+        sizes = [parameter.numel() for parameter in trained.parameters.values()]
+        return lambda row: feedback.take_over(dict(zip(names, torch.split(row, sizes), strict=True)).get)
     bucket = Bucket(names, tuple(tuple(parameter.shape) for parameter in trained.parameters.values()))
     return lambda row: feedback.sum(bucket, row, workers)
 

@@ -1,9 +1,10 @@
 """What a codec has not sent yet, as slices, and back, at any number of workers.
 
 Each worker has its own: "codec/WORKER/pending/NAME" is what it owes to the parameter NAME, "codec/WORKER/memory/..."
-what the codec remembers. At another number of data workers it is handed over (compress/carry.py). Along the tensor and
-pipeline axes it cannot be: what is pending there is of slices. It is then dropped, and that is said. So it is where
-`sync.codec = "auto"` must take another codec, because the plan is another one.
+what the codec remembers. At another number of data workers it is handed over (compress/carry.py), and one that is alone
+adds it to its gradients (wired.py). Along the tensor and pipeline axes it cannot be handed over: what is pending there
+is of slices. It is then dropped, and that is said. So it is where `sync.codec = "auto"` must take another codec,
+because the plan is another one.
 """
 
 from collections.abc import Callable, Iterator, Mapping

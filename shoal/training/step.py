@@ -163,9 +163,8 @@ class Stepper:
         return totals
 
     def _finish_gradients(self) -> None:
-        if self._plan.workers > 1:
-            with self._clock.waiting():
-                self._state.layout.finish_gradients()
+        with self._clock.waiting() if self._plan.workers > 1 else nullcontext():
+            self._state.layout.finish_gradients()
 
     def _update(self, totals: torch.Tensor) -> None:
         state = self._state

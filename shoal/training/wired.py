@@ -1,6 +1,6 @@
 """What a worker of a run is built of: its part of the model, how it meets the others, and the engine between both."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,13 @@ from shoal.comm.mesh import Position, device_mesh, position_of
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup
 from shoal.comm.traffic import TRAFFIC
+from shoal.compress.feedback import ErrorFeedback
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import write_toml
 from shoal.fault.same import check_same_model
 from shoal.parallel.deepspeed.start import lay_out, start_engine
+from shoal.parallel.gradients import local_gradient
+from shoal.parallel.layout import Layout
 from shoal.spec.job import Job
 from shoal.spec.plan import Plan
 from shoal.sync.compressed import compress_shards
@@ -95,6 +98,8 @@ def wire(job: Job, plan: Plan, folder: RunFolder, place: Place, *, clock: StepCl
     if meeting.feedback is not None and not plan.mesh.keeps_whole:
         for root in state.layout.roots:
             compress_shards(root, meeting.feedback, watch=place.watch)
+    if meeting.feedback is not None and plan.mesh.data == 1:
+        state.layout.take_over = _taking_over(meeting.feedback, state.layout, plan)
     if rank.index == 0:
         write_toml(folder.communication_toml, meeting.communication)
     engine = build_engine(state, job, plan, device=device, clock=clock, meeting=meeting)
@@ -124,6 +129,13 @@ def _wire_deepspeed(
     cutter = Cutter(job, plan, device=device, meets=layout.meets)
     engine = DeepSpeed(layout, job, plan, clock=clock)
     return Wired(position, state, cutter, meeting, engine, device, clock, shards=None)
+
+
+def _taking_over(feedback: ErrorFeedback, layout: Layout, plan: Plan) -> Callable[[], None]:
+    """Return what gives the single part of a batch what was pending when there were several (saved_codec.py)."""
+    prefix = "model." if plan.mesh.keeps_whole else ""  # as it was saved under the names of replicas, of shards
+    parameters = {prefix + name: p for root in layout.roots for name, p in root.named_parameters()}
+    return lambda: feedback.take_over(lambda name: local_gradient(parameters[name]))
 
 
 def _link(rank: Rank, device: torch.device) -> str:
