@@ -2,9 +2,10 @@
 
 1. Between hosts it is measured for a second, and the way and the codec are chosen by it. On one host, where gradients
    meet in memory or by the engine, a tenth of a second is enough.
-2. What the cluster's file names need not be measured. A link that was only guessed, for a prediction, is.
+2. What the cluster's file names need not be measured, while what it leaves out is. A link that was only guessed, for a
+   prediction, is measured, too.
 3. Processors measure by messages between two of them (comm/pairs.py); GPUs by all-reduces of all of them, as their
-   engine does them.
+   engine does them: on several hosts that tells nothing of what joins those of one.
 4. A generation takes over what the one before has measured: a recovery does not wait for it again.
 """
 
@@ -78,11 +79,16 @@ def located(place: Place, *, timeout_s: float) -> Place:
     """
     assert place.store is not None, "one worker alone is joined to nobody"
     hosts = hosts_of(place.rank, place.store, timeout_s=timeout_s)
-    known: Links = tell_all(place.known)
+    links: Links = tell_all(place.known)
     is_one = len(set(hosts)) == 1
-    links = Links(inside=known.inside) if is_one else known
-    if (links.inside if is_one else links.between) is None:
-        links = _measured(place, hosts, seconds=_INSIDE_S if is_one else _BETWEEN_S)
+    if is_one:
+        links = Links(inside=links.inside)
+    lacks_between = links.between is None and not is_one
+    # GPUs are timed all together: on several hosts that tells what joins these.
+    can_tell_inside = len(set(hosts)) < len(hosts) and (is_one or place.device.type == "cpu")
+    if lacks_between or (links.inside is None and can_tell_inside):
+        found = _measured(place, hosts, links, seconds=_BETWEEN_S if lacks_between else _INSIDE_S)
+        links = Links(inside=links.inside or found.inside, between=links.between or found.between)
     return dataclasses.replace(place, hosts=tuple(hosts), links=links)
 
 
@@ -112,10 +118,11 @@ def _named(link: Link | None) -> Link | None:
     return None if link is None or link.guessed else link
 
 
-def _measured(place: Place, hosts: list[str], *, seconds: float) -> Links:
-    """Return what joins workers on these `hosts`, measured. Called by every worker."""
+def _measured(place: Place, hosts: list[str], known: Links, *, seconds: float) -> Links:
+    """Return what joins workers on these `hosts`, beside what is `known`, measured. Called by every worker."""
     if place.device.type == "cpu":
-        return measure_links(Wire(all_workers(), hosts=hosts, watch=place.watch), hosts, seconds=seconds)
+        wire = Wire(all_workers(), hosts=hosts, watch=place.watch)
+        return measure_links(wire, hosts, seconds=seconds, known=known)
     times = time_all_reduces(place.device, seconds=seconds, sizes=_GPU_SIZES)
     source = f"measured by all-reduces of {len(hosts)} GPUs"
     link = link_from(times, workers=len(hosts), shared=False, source=source)

@@ -16,11 +16,13 @@ from shoal.comm.pairs import Links, gather_hosts, measure_links
 from shoal.comm.rank import Rank
 from shoal.comm.store import connect, host_store
 from shoal.core.toml import read_toml, write_toml
+from shoal.spec.device import Link
 from tests.comm.alive_worker import TIMEOUT_S
 from tests.comm.test_alive import lines
 from tests.support.hosts import Hosts, hosts
 from tests.support.ranks import RankPool
 
+NAMED = Link(source="the site's own page", bytes_per_s=12.5e9, latency_s=2e-6)
 needs_hosts = pytest.mark.usefixtures("_needs_hosts")
 
 
@@ -78,28 +80,30 @@ def test_hosts_are_removed_when_a_test_fails() -> None:
     assert list(Path("/etc/netns").glob(f"{cluster.name}*")) == []
 
 
-def measured(rank: Rank, *, names: list[str]) -> tuple[list[str], Links]:
+def measured(rank: Rank, *, names: list[str], known: Links) -> tuple[list[str], Links]:
     """Return the hosts and the links that a worker learns. Runs in the pool."""
     with joined(rank, connect(rank, timeout_s=60), device=torch.device("cpu"), timeout_s=60):
         assert dist.group.WORLD is not None
         wire = Wire(dist.group.WORLD)
         found = gather_hosts(wire, timeout_s=60, host=names[rank.index])
-        return found, measure_links(wire, found, seconds=0.3)
+        return found, measure_links(wire, found, seconds=0.3, known=known)
 
 
 @pytest.mark.parametrize(
-    ("names", "inside", "between"),
+    ("names", "known", "inside", "between"),
     [
-        (["a", "a", "b"], "measured inside a", "measured between a and b"),
-        (["a", "b"], None, "measured between a and b"),
-        (["a", "a"], "measured inside a", None),
-        (["a"], None, None),
+        (["a", "a", "b"], Links(), "measured inside a", "measured between a and b"),
+        (["a", "b"], Links(), None, "measured between a and b"),
+        (["a", "a"], Links(), "measured inside a", None),
+        (["a"], Links(), None, None),
+        (["a", "a", "b"], Links(between=NAMED), "measured inside a", None),
+        (["a", "a", "b"], Links(inside=NAMED), None, "measured between a and b"),
     ],
 )
-def test_links_inside_and_between_hosts_are_told_apart_and_known_to_all(
-    ranks: RankPool, tmp_path: Path, names: list[str], inside: str | None, between: str | None
+def test_links_inside_and_between_hosts_are_told_apart_and_known_to_all_unless_they_were_before(
+    ranks: RankPool, tmp_path: Path, names: list[str], known: Links, inside: str | None, between: str | None
 ) -> None:
-    answers = ranks.run(measured, workers=len(names), names=names)
+    answers = ranks.run(measured, workers=len(names), names=names, known=known)
     (found, links), *others = answers
     assert found == names
     assert all(other == (found, links) for other in others)

@@ -27,7 +27,10 @@ TIMEOUT_S = 60.0
 
 BETWEEN = Link(source="the site's own page", bytes_per_s=12.5e9, latency_s=2e-6)
 INSIDE = Link(source="shoal probe", bytes_per_s=1e9, latency_s=1e-4)
-MEASURED = Links(between=Link(source="measured", bytes_per_s=1e9, latency_s=1e-5))
+MEASURED = Links(
+    inside=Link(source="measured inside", bytes_per_s=1e10, latency_s=1e-6),
+    between=Link(source="measured", bytes_per_s=1e9, latency_s=1e-5),
+)
 
 
 def folder_with(path: Path, between: Link | None) -> RunFolder:
@@ -65,31 +68,36 @@ def test_who_waits_for_the_others_hosts_hears_that_one_is_lost(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("hosts", "known", "seconds"),
+    ("hosts", "device", "known", "seconds", "found"),
     [
-        ("aabb", Links(between=BETWEEN), None),
-        ("aabb", Links(inside=INSIDE), 1.0),
-        ("aaaa", Links(inside=INSIDE), None),
-        ("aaaa", Links(between=BETWEEN), 0.1),
+        ("aabb", "cpu", Links(inside=INSIDE, between=BETWEEN), None, Links(inside=INSIDE, between=BETWEEN)),
+        ("aabb", "cpu", Links(between=BETWEEN), 0.1, Links(inside=MEASURED.inside, between=BETWEEN)),
+        ("aabb", "cpu", Links(inside=INSIDE), 1.0, Links(inside=INSIDE, between=MEASURED.between)),
+        ("aabb", "cpu", Links(), 1.0, MEASURED),
+        ("ab", "cpu", Links(between=BETWEEN), None, Links(between=BETWEEN)),
+        ("aaaa", "cpu", Links(inside=INSIDE), None, Links(inside=INSIDE)),
+        ("aaaa", "cpu", Links(between=BETWEEN), 0.1, Links(inside=MEASURED.inside)),
+        ("aabb", "cuda", Links(between=BETWEEN), None, Links(between=BETWEEN)),
+        ("aabb", "cuda", Links(inside=INSIDE), 1.0, Links(inside=INSIDE, between=MEASURED.between)),
+        ("aaaa", "cuda", Links(), 0.1, Links(inside=MEASURED.inside)),
     ],
 )
-def test_what_the_file_does_not_say_of_these_hosts_is_measured(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, known: Links, seconds: float | None
+def test_what_the_file_does_not_say_of_these_hosts_is_measured_and_the_rest_stays_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, device: str, known: Links, seconds: float | None, found: Links
 ) -> None:
     asked: list[float] = []
 
-    def measure(_: Place, __: list[str], *, seconds: float) -> Links:
+    def measure(_: Place, hosts: list[str], __: Links, *, seconds: float) -> Links:
         asked.append(seconds)
-        return MEASURED
+        return MEASURED if len(set(hosts)) > 1 else Links(inside=MEASURED.inside)
 
     monkeypatch.setattr(links_module, "_measured", measure)
     monkeypatch.setattr(links_module, "hosts_of", lambda *_, **__: list(hosts))
     monkeypatch.setattr(links_module, "tell_all", lambda value: value)
-    place = Place(rank=ALONE, store=HashStore(), device=torch.device("cpu"), known=known)
-    found = located(place, timeout_s=TIMEOUT_S)
+    place = located(Place(rank=ALONE, store=HashStore(), device=torch.device(device), known=known), timeout_s=TIMEOUT_S)
     assert asked == ([] if seconds is None else [seconds])
-    assert found.links == (known if seconds is None else MEASURED)
-    assert found.per_host == hosts.count("a")
+    assert place.links == found
+    assert place.per_host == hosts.count("a")
 
 
 def test_what_a_generation_has_measured_the_next_need_not(tmp_path: Path) -> None:

@@ -152,6 +152,13 @@ def test_a_link_that_nobody_has_named_is_measured_and_decides(ranks: RankPool, t
     assert "ms uncompressed" in communication.codec_why
 
 
+def test_beside_a_link_that_the_file_names_what_it_leaves_out_is_measured(ranks: RankPool, tmp_path: Path) -> None:
+    _, communication = trained(ranks, tmp_path, JOB, "auto", [2, 1], between=LATE)
+    assert communication.between == LATE
+    assert communication.inside is not None
+    assert communication.inside.source.startswith("measured inside")
+
+
 @pytest.mark.parametrize(("per_host", "codec"), [([2], "none"), ([1, 1], "int4")])
 def test_shards_take_a_codec_that_serves_them_between_hosts_and_none_on_one(
     ranks: RankPool, tmp_path: Path, per_host: list[int], codec: str
