@@ -37,10 +37,9 @@ Facts: TypeAlias = Mapping[str, Any]
 
 
 class Parts(Protocol):
-    """What a worker holds of a model: `parallel.layout.Layout`."""
+    """What a worker knows of a model, of which it may hold a part: `parallel.layout.Layout`."""
 
-    parameters: dict[str, torch.nn.Parameter]
-    all_names: tuple[str, ...]
+    trained: Mapping[str, torch.Tensor]
 
 
 _MOST_NAMED = 3
@@ -61,12 +60,10 @@ def check_same_job(store: Store | None, rank: Rank, job: Job, plan: Plan, watch:
 def check_same_model(store: Store | None, rank: Rank, layout: Parts, plan: Plan, watch: Watch | None) -> None:
     """Raise JobError, on all workers, if they have built different models. Called by every worker.
 
-    Where workers hold different parts of a model, only the names of all its parameters are compared.
+    The whole models are compared, whichever parts of them workers hold.
     """
     if store is not None and watch is not None:
-        holds_parts = plan.mesh.pipeline > 1 or plan.mesh.tensor > 1
-        names = {"parameter": dict.fromkeys(layout.all_names, "some")}
-        facts = names if holds_parts else parameter_facts(layout.parameters)
+        facts = parameter_facts(layout.trained)
         check_same(store, rank, facts, about="model", timeout_s=plan.timeout_s, check=watch.check)
 
 
@@ -152,7 +149,7 @@ def _count(data: Any) -> int:
     return data.num_samples or 0 if is_stream(data) else len(data)
 
 
-def parameter_facts(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+def parameter_facts(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return the parameters' types and shapes by name."""
     return {
         "parameter": {

@@ -85,7 +85,7 @@ def apply_plan(
     assert mesh is not None
     deferred = build_deferred(lambda: _checked(job.model()), seed=job.seed)
     model = deferred.model
-    trained = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}  # on meta, and whole
     styles = tensor_styles(job, plan, model) if plan.mesh.tensor > 1 else {}
     split = _split(model, plan, call=call, sample=sample, device=device) if plan.mesh.pipeline > 1 else None
     stages = _stages(model, split, plan, position=position, call=call, device=device) if split else []
@@ -112,7 +112,7 @@ def apply_plan(
         roots=roots,
         parameters=parameters,
         parts={name: _part(name, p, position, split) for name, p in parameters.items()},
-        all_names=trained,
+        trained=trained,
         dropout=dropout,
         meets=engine_of(plan) == "fsdp" or bool(batch_norms),
         division=division,
@@ -141,7 +141,7 @@ def whole_layout(job: Job, plan: Plan, *, position: Position, mesh: DeviceMesh |
         roots=[model],
         parameters=parameters,
         parts={name: 1 / count_copies(p, position) for name, p in parameters.items()},
-        all_names=tuple(parameters),
+        trained=parameters,
         dropout=dropout,
         meets=bool(batch_norms) and plan.workers > 1,
         mesh=None,

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,8 +31,8 @@ class Layout:
     """Those this worker trains, by their names in the model; a tied one by its first."""
     parts: dict[str, float]
     """What each of them counts in the norm of the whole gradient: see `gradients`."""
-    all_names: tuple[str, ...]
-    """The names of all parameters that are trained, on any worker."""
+    trained: Mapping[str, torch.Tensor]
+    """All parameters that are trained, on any worker, by name: of the type and shape that the job gave them."""
     dropout: ExactDropout
     meets: bool
     """Whether workers with different samples meet in every forward."""

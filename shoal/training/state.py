@@ -72,7 +72,7 @@ def build_state(
 
 def state_of_layout(job: Job, layout: Layout, *, position: Position) -> TrainState:
     """Return `layout` with its optimizer and schedule, as the job builds them."""
-    if not layout.all_names:
+    if not layout.trained:
         raise JobError("model() has no parameter to train.")
     optimizer = job.optimizer(list(layout.parameters.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -90,7 +90,7 @@ class Stepper:
         self._position, self._index, self._device, self._clock = position, index, device, clock
         self._cutter = cutter
         self._recording = recording
-        self._names = state.layout.all_names if recording else ()
+        self._names = tuple(state.layout.trained) if recording else ()
         self._has_norm = job.clip_norm is not None or recording is not None
 
     def step(self, part: Part, batch: Any) -> Pending:

@@ -1,6 +1,7 @@
 """Workers that would not train the same thing are told so before the first step, and who differs in what."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from shoal.comm.store import connect
 from shoal.core.errors import JobError
 from shoal.fault.same import check_same, difference, facts_of, parameter_facts
 from shoal.fault.same_samples import sample_hashes
-from shoal.spec.plan import Mesh, Plan
+from shoal.spec.job import Job
+from shoal.spec.plan import Batch, Mesh, Plan
 from tests.support.jobs import linear
 from tests.support.ranks import RankPool
+from tests.support.training import bare_folder, train_part
 
 FOUR = Rank(0, 4, 0, 4, "", 0, store_is_hosted=True)
 
@@ -109,3 +112,35 @@ def test_all_workers_raise_the_same_sentence(ranks: RankPool) -> None:
     found = ranks.run(compared, workers=3, width=9)
     assert len(set(found)) == 1
     assert "worker 2 has parameter weight as float32 (9, 5), the others float32 (8, 5)" in found[0]
+
+
+def wide(width: int) -> Job:
+    """A job whose model is so wide inside, and can be divided and cut."""
+    model = lambda: torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))  # noqa: E731
+    return linear(model=model, tensor_plan={"0": "column", "2": "row"})
+
+
+def begun(rank: Rank, *, folder: Path, width: int) -> str:
+    """Return what comes of a run whose model is wider on the last worker. Runs in the pool."""
+    own = width if rank.index == rank.workers - 1 else 8
+    try:
+        train_part(rank, builder=f"{__name__}:wide", arguments={"width": own}, plan=Plan(), folder=folder)
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [Mesh(replicate=2), Mesh(shard=2), Mesh(tensor=2), Mesh(pipeline=2), Mesh(tensor=2, pipeline=2)],
+    ids=["replicas", "ZeRO", "tensor", "pipeline", "both"],
+)
+def test_a_model_that_is_wider_on_one_worker_is_named_before_the_first_step_of_any_mesh(
+    mesh: Mesh, ranks: RankPool, tmp_path: Path
+) -> None:
+    stages = ("2",) if mesh.pipeline > 1 else ()
+    plan = Plan(mesh=mesh, zero=2 if mesh.shard > 1 else 0, batch=Batch(micro_batch=2), stages=stages)
+    found = ranks.run(begun, workers=mesh.workers, folder=bare_folder(tmp_path, plan), width=16)
+    assert len(set(found)) == 1
+    rest = "worker 0" if mesh.workers == 2 else "the others"
+    assert f"worker {mesh.workers - 1} has parameter 0.weight as float32 (16, 5), {rest} float32 (8, 5)" in found[0]

@@ -97,7 +97,7 @@ def test_what_is_tied_counts_once_and_what_is_frozen_is_there() -> None:
     model(torch.ones(1, 4)).sum().backward()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     dropout = ExactDropout(find_layers(model)[0], seed=0)
-    layout = Layout(model, [model], parameters, {}, tuple(parameters), dropout=dropout, meets=False)
+    layout = Layout(model, [model], parameters, {}, parameters, dropout=dropout, meets=False)
     held = state_bytes(layout, torch.optim.SGD(parameters.values(), lr=0.1))
     assert held == {"parameters": 64 + 16, "gathered": 0, "gradients": 64, "optimizer": 0}
 
