@@ -28,6 +28,7 @@ class Seen(Protocol):
     """What a logger shows of the run in a folder."""
 
     def curve(self, name: str) -> list[tuple[int, float]]: ...
+    def latest(self) -> Mapping[str, float]: ...
     def config(self) -> Mapping[str, str]: ...
     def files(self) -> set[str]: ...
 
@@ -38,6 +39,9 @@ class SeenTensorBoard:
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         return shown(self._folder.tensorboard)[0].get(name, [])
+
+    def latest(self) -> Mapping[str, float]:
+        return {name: curve[-1][1] for name, curve in shown(self._folder.tensorboard)[0].items()}
 
     def config(self) -> Mapping[str, str]:
         return {
@@ -58,6 +62,9 @@ class SeenWandB:
     def curve(self, name: str) -> list[tuple[int, float]]:
         return [(step, values[name]) for step, values in sorted(self._values.items()) if name in values]
 
+    def latest(self) -> Mapping[str, float]:
+        return self._values[max(self._values)]
+
     def config(self) -> Mapping[str, str]:
         tables = {name: table for name, table in self._config.items() if isinstance(table, dict)}
         return {f"{name}.{field}": str(value) for name, table in tables.items() for field, value in table.items()}
@@ -77,6 +84,10 @@ class SeenMLflow:
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         return [(point.step, point.value) for point in self._client.get_metric_history(self._id, name)]
+
+    def latest(self) -> Mapping[str, float]:
+        metrics: Mapping[str, float] = self._client.get_run(self._id).data.metrics
+        return metrics
 
     def config(self) -> Mapping[str, str]:
         run = self._client.get_run(self._id)
@@ -140,6 +151,20 @@ def test_numbers_settings_and_files_arrive_and_a_second_start_continues_the_same
     assert seen.config()["job.batch_size"] == "8"
     assert any(field.startswith("plan.mesh") for field in seen.config())
     assert {"plan.toml", "run.toml"} <= seen.files()
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_numbers_arrive_whatever_they_are_called_each_under_a_name_of_its_own(name: str, where: Path) -> None:
+    called = ["top@5", "top#5", "top_5", "f1 (macro)", "acc%", "../x", "..", "..x", "/x", "x/", "a//b", "é"]
+    called += ["x" * 250, "x" * 300, "x" * 299 + "y"]
+    logger, _ = begin(make_run(where, steps=1), name)
+    for step in (1, 2):
+        logger.scalars(step, 1000.0 + step, {each: step * (3.0 + i) for i, each in enumerate(called)})
+        logger.flush()
+    logger.close("done")
+    latest = SEEN[name](RunFolder.open(where / "gpt-1")).latest()
+    assert {2 * (3.0 + i) for i in range(len(called))} <= set(latest.values())
+    assert {"top_5", "é", "x" * 250} <= set(latest), "names that every logger takes stay as they are"
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -4,10 +4,15 @@
    MLFLOW_EXPERIMENT_NAME; without it, the job file's name.
 2. The id of the run is kept in the run folder: one that goes on is the same run there. Parameters cannot be changed in
    MLflow: what is otherwise when a run goes on, such as the number of workers, becomes a tag.
-3. Requests that fail are not tried for minutes by the library (its default), but later, by who calls this.
+3. A number whose name MLflow refuses, such as "top@5", has the nearest name that it takes: one that is refused would
+   take all others of its request with it, for ever.
+4. Requests that fail are not tried for minutes by the library (its default), but later, by who calls this.
 """
 
 import os
+import posixpath
+import re
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +35,9 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """In one request: what the server takes."""
 _MOST_CHARACTERS = 500
 """In a parameter: what servers of any version take."""
+_MOST_NAME = 250
+"""Characters in the name of a number."""
+_REFUSED = re.compile(r"[^/\w.\- :]")
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "unfinished": "KILLED"}
 
 
@@ -101,7 +109,7 @@ class MLflow:
         """Note the numbers of one step, for `flush`."""
         from mlflow.entities import Metric
 
-        self._waiting += [Metric(name, value, int(1000 * time_s), step) for name, value in values.items()]
+        self._waiting += [Metric(_taken(name), value, int(1000 * time_s), step) for name, value in values.items()]
 
     def flush(self) -> None:
         """Send what was noted; what could not be sent is given up, for the caller has it."""
@@ -123,6 +131,17 @@ def _address() -> str:
     """Return where the runs are, without a password that may stand in it."""
     parts = urlsplit(os.environ["MLFLOW_TRACKING_URI"])
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
+
+
+def _taken(name: str) -> str:
+    """Return `name` as MLflow takes it. One that is changed ends in its own checksum: two never become the same."""
+    taken = _REFUSED.sub("_", name)
+    if posixpath.normpath(taken) != taken or taken == "." or taken.startswith(("/", "..")):  # it may be a file's there
+        taken = taken.replace("/", "_").lstrip(".")
+    if name and taken == name and len(name) <= _MOST_NAME:
+        return name
+    ending = f"-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return taken[: _MOST_NAME - len(ending)] + ending
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
