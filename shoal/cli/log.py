@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found))
     else:
         for name, kept in found.items():
-            print(f"{name} has {folder.name} up to step {kept['step']}: {kept['where']}")
+            has = f"has {folder.name} up to step {kept['step']}: {kept['where']}"
+            print(f"{name} {has if kept['where'] else 'is switched off, and was sent nothing.'}")
     return 0
 
 

@@ -22,6 +22,16 @@ def mlflow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
+def fresh_wandb() -> Iterator[None]:
+    """Weights & Biases as a new process has it: it reads its variables once, and a test sets others than the last."""
+    import wandb
+
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
 def own_desk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A desk for each test: it lies among temporary files, as do sockets, whose paths must be short."""
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))

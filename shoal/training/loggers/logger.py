@@ -28,9 +28,9 @@ class Kept:
     """What is kept in the run folder of a logger, so that a run that goes on continues the same curve."""
 
     id: str = ""
-    """What the logger calls the run; empty before it has begun."""
+    """What the logger calls the run; empty before it has begun, or while the logger is switched off."""
     where: str = ""
-    """Where people look at it: an address, or a folder."""
+    """Where people look at it: an address, or a folder; empty where the logger is switched off."""
     step: int = 0
     """The last step that it has."""
     is_whole: bool = False
