@@ -10,11 +10,11 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.report.logs.facts import Call, Fault, Loading, LoadingOver, MemoryOver, Saved, Shares, TraceFile, merge_calls
 from shoal.report.logs.log import WorkerLog, clean
-from shoal.report.logs.measured import Measured, StepTimes, Stretch, measure
+from shoal.report.logs.measured import Measured, StepTimes, Stretch, measure, per_second
 from shoal.report.logs.missing import missing_from_logs, ranks_in_words
 from shoal.report.logs.reading import is_large, read_large, read_small
 from shoal.report.logs.starts import restarts
-from shoal.report.logs.steady import Worker, per_second, slowest_of, worker_of
+from shoal.report.logs.steady import Worker, slowest_of, worker_of
 from shoal.report.split import PARTS
 from shoal.spec.cluster import Cluster
 from shoal.spec.communication import Communication
@@ -44,7 +44,7 @@ class Summary:
     warm_up_steps: int
     """How many of the first steps are left out of all means (see measured.py)."""
     samples_per_s: float | None
-    """Samples of a steady step, summed over the workers, over its seconds, data loading included."""
+    """Samples of the steady steps' global batches over the seconds of these steps, data loading included."""
     units_per_s: float | None
     """The same for what the job's `weight` counts: `unit`."""
     unit: str
@@ -186,6 +186,7 @@ def summarize(run: RunFolder) -> Summary:
     logs, measured = _read_logs(_log_paths(run, plan.workers if plan else None, missing), is_apart=is_apart)
     missing.extend(missing_from_logs(logs, status, is_program=job is not None and job.is_program))
     workers = tuple(worker_of(log, means) for log, means in zip(logs, measured.means, strict=True))
+    samples_per_s, units_per_s = per_second(measured, is_apart=is_apart)
     return Summary(
         run=clean(run.name),
         status=status,
@@ -197,8 +198,8 @@ def summarize(run: RunFolder) -> Summary:
         stretches=measured.stretches,
         step_times=measured.step_times,
         warm_up_steps=measured.warm_up_steps,
-        samples_per_s=per_second([worker.samples for worker in workers], workers, is_apart=is_apart),
-        units_per_s=per_second([worker.weight for worker in workers], workers, is_apart=is_apart),
+        samples_per_s=samples_per_s,
+        units_per_s=units_per_s,
         unit=clean(job.unit) if job else "samples",
         wall_s=_wall_s(logs),
         slowest=slowest_of(workers),

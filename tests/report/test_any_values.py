@@ -35,6 +35,7 @@ def steps(seconds: SearchStrategy[float]) -> SearchStrategy[list[list[dict[str, 
             "loss": st.none() | st.floats(allow_nan=False, allow_infinity=False),
             "samples": st.integers(0, 8),
             "weight": seconds,
+            "batch_weight": seconds,
             "step_s": seconds,
             **dict.fromkeys(STEP_PARTS, seconds),
         }

@@ -43,6 +43,7 @@ def assert_same(small: Summary, large: Summary) -> None:
     for name in ("step_numbers", "losses", "warm_up_steps", "missing", "wall_s", "evals", "faults", "calls", "loading"):
         assert getattr(large, name) == getattr(small, name), name
     assert large.units_per_s == pytest.approx(small.units_per_s)
+    assert large.samples_per_s == pytest.approx(small.samples_per_s)
     assert large.step_times == pytest.approx(small.step_times)
     assert large.pace_steps == small.pace_steps
     for mine, other in zip(large.stretches, small.stretches, strict=True):
@@ -80,6 +81,47 @@ def test_so_they_do_for_workers_that_are_apart(tmp_path: Path, monkeypatch: pyte
     assert small.split["waiting"] == 0
     assert large.losses == pytest.approx(small.losses)
     assert large.split == pytest.approx(small.split)
+
+
+def test_throughput_is_that_of_the_steps_as_they_were_where_the_number_of_workers_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(step: int, rank: int) -> dict[str, Any]:
+        alone = {"samples": 64, "weight": 640, "step_s": 1.0}
+        together = {"samples": 16, "weight": 160, "step_s": 0.25 - 0.01 * rank}
+        return step_of(step, rank) | {"batch_weight": 640} | (alone if step <= 100 else together)
+
+    run = make_run(tmp_path, workers=4, steps=200, step_of=joined)
+    for rank in (1, 2, 3):
+        lines = run.events_of(rank).read_bytes().splitlines(keepends=True)
+        run.events_of(rank).write_bytes(b"".join([lines[0], *lines[101:]]))
+    small, large = both(run, monkeypatch)
+    assert_same(small, large)
+    assert small.samples_per_s == pytest.approx(64 * 198 / (98 * 1.0 + 100 * 0.25))
+    assert small.units_per_s == pytest.approx(640 * 198 / (98 * 1.0 + 100 * 0.25))
+
+
+def test_workers_of_one_tensor_that_train_on_the_same_samples_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def same(step: int, rank: int) -> dict[str, Any]:
+        return step_of(step, rank) | {"samples": 4, "weight": 40, "batch_weight": 40, "step_s": 0.5}
+
+    small, large = both(make_run(tmp_path, workers=2, steps=20, step_of=same), monkeypatch)
+    assert_same(small, large)
+    assert (small.samples_per_s, small.units_per_s) == pytest.approx((8, 80))
+
+
+def test_where_logs_do_not_say_what_a_batch_weighs_it_is_what_the_workers_have_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, workers=2, steps=20, step_of=lambda *at: step_of(*at) | {"samples": 4, "step_s": 0.5})
+    for rank in range(2):
+        path = run.events_of(rank)
+        path.write_text(path.read_text().replace('"batch_weight"', '"another"'))
+    small, large = both(run, monkeypatch)
+    assert_same(small, large)
+    assert (small.samples_per_s, small.units_per_s) == pytest.approx((16, 160))
 
 
 def _cut(run: RunFolder) -> None:

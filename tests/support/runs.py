@@ -43,6 +43,10 @@ def make_run(
     step_of: Callable[[int, int], dict[str, Any]] = step_fields,
 ) -> RunFolder:
     """Write a run; `status` None leaves it unfinished."""
+
+    def batch_weighed(step: int, rank: int) -> dict[str, Any]:
+        return {"batch_weight": sum(step_of(step, each)["weight"] for each in range(workers))} | step_of(step, rank)
+
     run = RunFolder.create(runs, name, "run")
     versions = {"python": "3.12.1", "shoal": "0.1.0", "torch": "2.11.0"}
     record = RunRecord(name=name, started="2025-01-31 12:00:00", command=command, host="tide-3", versions=versions)
@@ -53,7 +57,7 @@ def make_run(
     node = Node(host="tide-3", cores=8, memory_bytes=32_000_000_000, device="a processor")
     write_toml(run.cluster_toml, Cluster(nodes=(node,)))
     for rank in range(workers):
-        _write_log(run, rank, steps, finished=status is not None, metric=metric, step_of=step_of)
+        _write_log(run, rank, steps, finished=status is not None, metric=metric, step_of=batch_weighed)
     if status is not None:
         run.write_result(status, message)
     return run

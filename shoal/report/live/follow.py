@@ -213,13 +213,13 @@ class Follower:
 
 
 def _share(last: LiveStep | None) -> float | None:
-    return last.step.weight / last.batch_weight if last is not None and last.batch_weight else None
+    return last.step.weight / last.step.batch_weight if last is not None and last.step.batch_weight else None
 
 
 def _rate(steps: Sequence[LiveStep]) -> float | None:
     """Return what was trained on in a second; steps may be missing between those that are there."""
     step_s = _step_s(steps)
-    return sum(step.batch_weight for step in steps) / len(steps) / step_s if step_s else None
+    return sum(one.step.batch_weight for one in steps) / len(steps) / step_s if step_s else None
 
 
 def _step_s(steps: Sequence[LiveStep]) -> float | None:

@@ -23,13 +23,11 @@ _STEP_LINE = b'{"kind": "step"'
 
 
 class LiveStep(NamedTuple):
-    """One step of one worker, when it was done, and what all workers did in it."""
+    """One step of one worker, and when it was done."""
 
     number: int
     time_s: float
     step: Step
-    batch_weight: float
-    """Of the global batch, of which the worker did `step.weight`."""
 
 
 class LiveLog:
@@ -132,10 +130,8 @@ def live_step(event: dict[str, Any], time_s: float | None) -> LiveStep | None:
     samples, weight, batch_weight, *parts_s = (
         amount(event.get(name)) or 0.0 for name in ("samples", "weight", "batch_weight", *STEP_PARTS)
     )
-    measured = Step(
-        loss=number(event.get("loss")), samples=samples, weight=weight, total_s=total_s, parts_s=tuple(parts_s)
-    )
-    return LiveStep(step, time_s, measured, batch_weight)
+    loss = number(event.get("loss"))
+    return LiveStep(step, time_s, Step(loss, samples, weight, batch_weight, total_s, tuple(parts_s)))
 
 
 def sample_steps(path: Path, most: int) -> list[LiveStep]:

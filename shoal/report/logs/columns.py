@@ -18,8 +18,9 @@ from shoal.report.logs.log import LEAST, MOST, Step
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_NAMES = ("loss", "samples", "weight", "step_s", *STEP_PARTS)
+_NAMES = ("loss", "samples", "weight", "batch_weight", "step_s", *STEP_PARTS)
 """The columns of `Columns.values`, as rows."""
+_OPTIONAL = LATER_PARTS | {"batch_weight"}
 _SCHEMA = pa.schema([("step", pa.int64()), ("time", pa.float64()), *((name, pa.float64()) for name in _NAMES)])
 _PARSE = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
 _READ = arrow_json.ReadOptions(block_size=4 << 20)
@@ -79,7 +80,8 @@ class ColumnsReader:
     def take_steps(self, steps: dict[int, Step]) -> None:
         """Take in steps that were read line by line."""
         rows = [
-            (np.nan if s.loss is None else s.loss, s.samples, s.weight, s.total_s, *s.parts_s) for s in steps.values()
+            (np.nan if s.loss is None else s.loss, s.samples, s.weight, s.batch_weight, s.total_s, *s.parts_s)
+            for s in steps.values()
         ]
         self._numbers.append(np.fromiter(steps, np.int64, len(steps)))
         self._values.append(np.array(rows, np.float64).reshape(len(rows), len(_NAMES)).T)
@@ -98,7 +100,7 @@ class ColumnsReader:
 
 def _column(table: pa.Table, name: str) -> Floats:
     column = table[name]
-    if name in LATER_PARTS and column.null_count == len(column):
+    if name in _OPTIONAL and column.null_count == len(column):
         return np.zeros(len(column))
     values: Floats = column.to_numpy()  # what is null becomes NaN
     return values

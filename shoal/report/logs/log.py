@@ -19,6 +19,8 @@ class Step(NamedTuple):
     loss: float | None
     samples: float
     weight: float
+    batch_weight: float
+    """Of the global batch; 0 where the log does not say."""
     total_s: float
     """The whole step, data loading included."""
     parts_s: tuple[float, ...]
@@ -78,7 +80,8 @@ def step_of(event: dict[str, Any]) -> tuple[int, Step] | None:
     if step is None or len(known) < len(values):
         return None
     samples, weight, total_s, *parts_s = known
-    return step, Step(number(event.get("loss")), samples, weight, total_s, tuple(parts_s))
+    batch_weight = amount(event.get("batch_weight")) or 0.0
+    return step, Step(number(event.get("loss")), samples, weight, batch_weight, total_s, tuple(parts_s))
 
 
 def note_time(log: WorkerLog, time: Any) -> None:

@@ -46,6 +46,8 @@ class StepTimes(NamedTuple):
 class Means:
     """One worker's steady step."""
 
+    steps: int
+    """How many steady steps it has: workers come and go within a run."""
     samples: float
     weight: float
     total_s: float
@@ -68,6 +70,10 @@ class Measured:
     numbers: tuple[int, ...] = ()
     losses: tuple[float | None, ...] = ()
     warm_up_steps: int = 0
+    steady_s: float = 0.0
+    """Seconds of all steady steps, each as long as its slowest worker's."""
+    steady_weight: float = 0.0
+    """What they trained on, by weight."""
     means: tuple[Means | None, ...] = ()
     """Of each worker; None where its log holds no steady step."""
     stretches: tuple[Stretch, ...] = ()
@@ -96,26 +102,56 @@ def measure(logs: Sequence[WorkerLog], *, is_apart: bool) -> Measured:
     splits = [_split(of_step, is_apart=is_apart) for of_step in by_step]
     busy = [[step and _busy_s(step) for step in of_step] for of_step in by_step]
     left_out = warm_up_count(len(numbers))
+    longest_s = [max(step.total_s for step in of_step if step is not None) for of_step in by_step[left_out:]]
     paces = buckets(len(numbers), MOST_PACES)
     return Measured(
         numbers=tuple(numbers),
         losses=tuple(_loss(of_step, is_apart=is_apart) for of_step in by_step),
         warm_up_steps=left_out,
+        steady_s=sum(longest_s),
+        steady_weight=sum(_batch_weight(of_step) for of_step in by_step[left_out:]),
         means=tuple(_means(rank, by_step[left_out:], splits[left_out:], busy[left_out:]) for rank in range(len(logs))),
         stretches=tuple(_stretch(numbers, by_step, splits, bucket) for bucket in buckets(len(numbers), MOST_STRETCHES)),
-        step_times=_step_times(numbers[left_out:], by_step[left_out:]),
+        step_times=_step_times(longest_s, numbers[left_out:]),
         paces=tuple(tuple(_mean_known(busy[i][rank] for i in b) for b in paces) for rank in range(len(logs))),
         pace_steps=tuple(numbers[bucket[0]] for bucket in paces),
     )
 
 
-def times_of(longest_s: list[float], steps: Sequence[int]) -> StepTimes | None:
+def _step_times(longest_s: list[float], steps: Sequence[int]) -> StepTimes | None:
     """Return how long the steps took."""
     if not longest_s:
         return None
     ordered, worst = sorted(longest_s), max(range(len(longest_s)), key=lambda i: longest_s[i])
     middle, late = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
     return StepTimes(middle, late, longest_s[worst], steps[worst])
+
+
+def per_second(measured: Measured, *, is_apart: bool) -> tuple[float | None, float | None]:
+    """Return the samples, and their weight, that the run trains on in a second of its steady steps.
+
+    Workers come and go within a run, and those of one tensor or pipeline train on the same samples: what was done is
+    told by the weight of the global batches. Where workers may be apart (sync.mode), each has steps of its own, and it
+    is the sum of what each does in a second.
+    """
+    known = [means for means in measured.means if means is not None]
+    if is_apart:
+        timed = [means for means in known if means.total_s]
+        if not timed:
+            return None, None
+        return sum(means.samples / means.total_s for means in timed), sum(m.weight / m.total_s for m in timed)
+    if measured.steady_s <= 0:
+        return None, None
+    weight_per_s = measured.steady_weight / measured.steady_s
+    samples = sum(means.samples * means.steps for means in known)
+    weight = sum(means.weight * means.steps for means in known)
+    return (weight_per_s * samples / weight if weight > 0 else samples / measured.steady_s), weight_per_s
+
+
+def _batch_weight(of_step: list[Step | None]) -> float:
+    """Return the weight of a step's global batch; where no log says it, that of what the workers have done of it."""
+    known = [step for step in of_step if step is not None]
+    return max(step.batch_weight for step in known) or sum(step.weight for step in known)
 
 
 def _split(of_step: list[Step | None], *, is_apart: bool) -> list[dict[str, float] | None]:
@@ -153,6 +189,7 @@ def _means(
     split = [found for of_step in splits if (found := of_step[rank]) is not None]
     leads = [lead for of_step in busy if (lead := _lead_s(of_step, rank)) is not None]
     return Means(
+        steps=len(steps),
         samples=fmean(step.samples for step in steps),
         weight=fmean(step.weight for step in steps),
         total_s=fmean(step.total_s for step in steps),
@@ -180,10 +217,6 @@ def _stretch(
     parts_s = tuple(fmean(fmean(one[name] for one in of_step) for of_step in known) for name in PARTS)
     longest_s = max(step.total_s for i in bucket for step in by_step[i] if step is not None)
     return Stretch(numbers[bucket[0]], numbers[bucket[-1]], parts_s, longest_s)
-
-
-def _step_times(numbers: list[int], by_step: list[list[Step | None]]) -> StepTimes | None:
-    return times_of([max(step.total_s for step in of_step if step is not None) for of_step in by_step], numbers)
 
 
 def _mean_known(values: Iterable[float | None]) -> float | None:

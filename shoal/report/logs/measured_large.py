@@ -53,8 +53,9 @@ class LargeMeasure:
         self._is_apart = is_apart
         self._kept: list[_Kept] = []
         self._numbers: Ints = np.empty(0, np.int64)
-        self._rows: Floats = np.zeros((5 + len(_PARTS), 0))
-        """For each step: how many have it, the longest, its first loss, sums of loss x weight, of weight; of _PARTS."""
+        self._rows: Floats = np.zeros((6 + len(_PARTS), 0))
+        """For each step: how many have it, the longest, its first loss, sums of loss x weight, of weight, the weight of
+        the global batch; sums of _PARTS."""
 
     def add(self, columns: Columns) -> None:
         """Take in the next worker's steps."""
@@ -90,6 +91,8 @@ class LargeMeasure:
             numbers=tuple(self._numbers.tolist()),
             losses=tuple(loss if math.isfinite(loss) else None for loss in self._losses().tolist()),
             warm_up_steps=left_out,
+            steady_s=float(self._rows[1, left_out:].sum()),
+            steady_weight=float(np.where(self._rows[5], self._rows[5], self._rows[4])[left_out:].sum()),
             means=tuple(
                 self._means(kept, waiting_s, longest, second, left_out)
                 for kept, waiting_s in zip(self._kept, waiting, strict=True)
@@ -120,7 +123,8 @@ class LargeMeasure:
         with np.errstate(over="ignore", invalid="ignore"):  # a loss near the largest float: `_losses` looks
             rows[3, at] += loss * weight
         rows[4, at] += weight
-        rows[5:, at] += parts
+        rows[5, at] = np.where(is_first, columns["batch_weight"], np.maximum(rows[5, at], columns["batch_weight"]))
+        rows[6:, at] += parts
 
     def _losses(self) -> Floats:
         """Return the first loss of each step; of workers that are apart, the mean by weight where all have one."""
@@ -174,6 +178,7 @@ class LargeMeasure:
         is_lead = (kept.busy_s[steady] == longest[at]) & (lead > 0) & np.isfinite(lead)
         steps = len(self._numbers) - left_out
         return Means(
+            steps=count,
             samples=named["samples"],
             weight=named["weight"],
             total_s=named["step_s"],
@@ -187,7 +192,7 @@ class LargeMeasure:
     def _stretch(self, waited: Floats, bucket: range) -> Stretch:
         cut = slice(bucket[0], bucket[-1] + 1)
         count = self._rows[0, cut]
-        means = dict(zip(_PARTS, (self._rows[5:, cut] / count).mean(axis=1).tolist(), strict=True))
+        means = dict(zip(_PARTS, (self._rows[6:, cut] / count).mean(axis=1).tolist(), strict=True))
         means["waiting"] = float((waited[cut] / count).mean())
         means["communication"] -= means["waiting"]
         numbers = int(self._numbers[bucket[0]]), int(self._numbers[bucket[-1]])

@@ -11,7 +11,7 @@ def missing_from_logs(logs: list[WorkerLog], status: str, *, is_program: bool = 
         yield "The run has not said how it ended: it still goes on, or it was cut off."
     absent = [log.rank for log in logs if not log.present and not log.unreadable]
     if absent:
-        yield f"No log of {ranks_in_words(absent)}: samples, times and memory there are not counted."
+        yield f"No log of {ranks_in_words(absent)}: times and memory there are not counted."
     idle = [log.rank for log in logs if log.present and not log.num_steps and not log.unreadable]
     if is_program:
         idle = [rank for rank in idle if rank == 0]

@@ -106,15 +106,3 @@ def slowest_of(workers: Iterable[Worker]) -> Worker | None:
     Its own wait for communication is what the network costs; another worker's also holds its wait for the slowest.
     """
     return max((worker for worker in workers if worker.parts), key=lambda worker: worker.busy_s, default=None)
-
-
-def per_second(amounts: Iterable[float | None], workers: tuple[Worker, ...], *, is_apart: bool = False) -> float | None:
-    """Return the workers' amounts a step, summed, over the seconds of a step (of the worker whose step is longest).
-
-    Where workers may be apart (sync.mode), each has steps of its own, and it is the sum of what each does in a second.
-    """
-    if is_apart:
-        each = [(amount or 0.0) / w.total_s for amount, w in zip(amounts, workers, strict=True) if w.total_s]
-        return sum(each) if each else None
-    seconds = max((worker.total_s or 0.0 for worker in workers), default=0.0)
-    return sum(amount or 0.0 for amount in amounts) / seconds if seconds > 0 else None
