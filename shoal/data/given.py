@@ -58,9 +58,11 @@ def _of_eval(job: "Job") -> dict[str, Any]:
     data, fields = job.eval_data, {}
     if isinstance(data, DataLoader):
         _check_samples(data, "eval_data")
-        if type(data.sampler) not in (SequentialSampler, RandomSampler) and not _iterates(data.dataset):
+        batches = data.batch_sampler
+        sampler = batches.sampler if type(batches) is BatchSampler else batches
+        if not _iterates(data.dataset) and not _takes_all(sampler, data.dataset):
             raise ConfigError(
-                f"Job.eval_data has a {type(data.sampler).__name__}: all samples of its dataset are evaluated. "
+                f"Job.eval_data has a {type(sampler).__name__}: all samples of its dataset are evaluated. "
                 "Give the samples themselves, such as a torch.utils.data.Subset."
             )
         if job.eval_collate is None:
@@ -133,13 +135,19 @@ def _order_of(loader: "DataLoader[Any]") -> tuple[int, str, dict[str, Any]]:
             "Job.data is a DataLoader with a DistributedSampler, which cuts the data for a number of workers: shoal "
             "does that itself. Leave the sampler out (shuffle=True instead), and give the batch size of all together."
         )
-    if type(sampler) is SequentialSampler:
-        return size, "in the order of its dataset", fields | {"shuffle": False}
-    is_plain = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
-    if is_plain:
+    if _takes_all(sampler, loader.dataset):
+        if type(sampler) is SequentialSampler:
+            return size, "in the order of its dataset", fields | {"shuffle": False}
         return size, "in shoal's own shuffled order, a function of Job.seed, not of torch's", fields | {"shuffle": True}
     order = f"in the order of its {type(sampler).__name__}, drawn for each epoch by every worker from Job.seed"
     return size, order, fields | {"sampler": sampler}
+
+
+def _takes_all(sampler: Any, dataset: Any) -> bool:
+    """Return whether `sampler` is one of torch's own that takes each sample of `dataset` once."""
+    if type(sampler) not in (SequentialSampler, RandomSampler) or getattr(sampler, "replacement", False):
+        return False
+    return not is_map_style(dataset) or len(sampler) == len(dataset)
 
 
 def _of_batches(sampler: Any) -> tuple[int, str, dict[str, Any]]:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.stream import Stream
@@ -185,3 +194,41 @@ PLAIN = TensorDataset(torch.arange(8))
 def test_what_cannot_be_taken_is_refused_in_a_sentence(make: Callable[[], Job], sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        (DataLoader(PLAIN, 2, sampler=SubsetRandomSampler([0, 1, 2])), "SubsetRandomSampler"),
+        (
+            DataLoader(PLAIN, batch_sampler=BatchSampler(SubsetRandomSampler([0, 1, 2]), 2, False)),
+            "SubsetRandomSampler",
+        ),
+        (DataLoader(PLAIN, 2, sampler=RandomSampler(PLAIN, num_samples=3)), "RandomSampler"),
+        (DataLoader(PLAIN, 2, sampler=RandomSampler(PLAIN, replacement=True)), "RandomSampler"),
+        (DataLoader(PLAIN, 2, sampler=SequentialSampler(range(3))), "SequentialSampler"),
+        (DataLoader(PLAIN, batch_sampler=Uneven()), "Uneven"),
+    ],
+)
+def test_a_choice_of_samples_to_evaluate_is_refused_however_a_loader_makes_it(
+    loader: DataLoader[Any], name: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"Job.eval_data has a {name}: all samples of its dataset are evaluated"):
+        job(PLAIN, batch_size=4, eval_data=loader)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(PLAIN, 2),
+        DataLoader(PLAIN, 2, shuffle=True),
+        DataLoader(PLAIN, batch_sampler=BatchSampler(SequentialSampler(PLAIN), 2, False)),
+    ],
+)
+def test_all_samples_of_a_loader_without_a_choice_are_evaluated(loader: DataLoader[Any]) -> None:
+    assert job(PLAIN, batch_size=4, eval_data=loader).eval_data is PLAIN
+
+
+def test_training_on_the_first_samples_of_a_dataset_takes_no_others() -> None:
+    made = job(DataLoader(PLAIN, 2, sampler=SequentialSampler(range(3))))
+    assert made.num_samples == 3
