@@ -14,7 +14,6 @@ from shoal.spec.record import read_loggers
 from shoal.training.loggers.delivery import Delivery
 from shoal.training.loggers.logger import Kept
 from shoal.training.loggers.registry import LOGGERS, check_loggers, config_of
-from shoal.training.loggers.rows import Rows
 from tests.support.curves import about
 from tests.support.mlflow_server import free_port
 from tests.support.runs import make_run
@@ -251,20 +250,6 @@ def test_one_process_at_a_time_brings_a_run_to_a_logger(where: Path) -> None:
     assert first.finish()
     assert second.finish(), "and the other goes on from there"
     assert [step for step, _ in SeenMLflow(folder).curve("loss")] == [1, 2, 3]
-
-
-def test_when_worker_0_is_lost_another_tells_of_the_steps(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, steps=4, workers=2, status=None)
-    rows = Rows(folder, unit="tokens")
-    assert [row.step for row in rows.poll()] == [1, 2, 3, 4]
-    with folder.events_of(1).open("a") as file:
-        for step in (4, 5, 6):  # step 4 is done again
-            line = {"kind": "step", "time": 2000.0 + step, "step": step, "loss": 1 / step, "step_s": 0.5}
-            file.write(json.dumps(line) + "\n")
-    looks = [[row.step for row in rows.poll()] for _ in range(4)]
-    assert looks == [[], [], [5, 6], []]
-    folder.begin_attempt(step=5, workers=1)
-    assert rows.poll() == [], "a new log that has nothing new"
 
 
 def test_settings_that_changed_when_a_run_went_on_are_tags_of_mlflow(where: Path) -> None:

@@ -1,7 +1,8 @@
 """The numbers of a run by step, read off its events while workers write them.
 
-1. Worker 0's log tells of the steps; of the others' only what worker 0 does alone: another may have become worker 0.
-   If worker 0's log stands still, whoever goes on tells of the steps (the loss is the same on every worker).
+1. Worker 0's log tells of the steps, and of what worker 0 does alone. The others' tell of both where it has a gap, for
+   another may have become worker 0 until it was replaced, and where it stands still (the loss is the same on every
+   worker). Example: 1 to 10 and 21 to 30 from worker 0, 11 to 20 from worker 1, with its evaluation after step 15.
 2. Of steps that are less than 0.1 s apart only the first counts: more points nobody can see. The last always counts.
 3. Steps that are done again, after a checkpoint or a lost worker, are passed over: they have been told of.
 4. A log that was put aside for a new one, as when a run is gone on with, is read anew.
@@ -9,7 +10,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from shoal.core.run_folder import RunFolder
 
 APART_S = 0.1
 _STEP_LINE = b'{"kind": "step"'
+_ALONE_LINES = (b'{"kind": "eval"', b'{"kind": "log"')
+"""What worker 0 alone writes."""
 _STILL_POLLS = 3
 """After so many looks without news, worker 0 is taken for lost."""
 
@@ -56,30 +60,49 @@ class Rows:
         self._first_logged = after + 1 if is_whole and after else after
         self._readers: dict[Path, tuple[int, LineReader]] = {}
         self._still = 0
-        self._held: list[bytes] = []
-        """What others have told of steps since worker 0's log stands still."""
+        self._held: dict[int, list[bytes]] = {}
+        """What others have told of steps that worker 0 has not told of, at least not yet."""
         self._told_s = -math.inf
         self._passed_over: Row | None = None
 
     def poll(self, *, is_over: bool = False) -> list[Row]:
         """Return what is new, in the order of steps; with `is_over`, also the last step."""
-        first, *others = [self._folder.events_of(0), *self._others()]
-        lines = self._new_lines(first)
+        lines = self._new_lines(self._folder.events_of(0))
         self._still = 0 if lines else self._still + 1
-        found = self._rows(lines)
-        if not self._still:
-            self._held.clear()  # worker 0 tells of them itself
-        for path in others:
-            lines = self._new_lines(path)
-            found += self._rows(line for line in lines if not line.startswith(_STEP_LINE))
-            self._held += [line for line in lines if line.startswith(_STEP_LINE) and _step_of(line) > self._last]
+        told = {_step_of(line) for line in lines if line.startswith(_STEP_LINE)}
+        for path in self._others():
+            self._hold(self._new_lines(path), told)
+        found = self._rows(self._with_gaps(lines))
         if is_over or self._still >= _STILL_POLLS:
-            found += self._rows(self._held)
+            found += self._rows(line for step in sorted(self._held) for line in self._held[step])
             self._held.clear()
+        self._held = {step: held for step, held in self._held.items() if step >= self._last}
         if is_over and self._passed_over is not None:
             found.append(self._passed_over)
             self._passed_over = None
         return _merged(found)
+
+    def _hold(self, lines: Iterable[bytes], told: Set[int]) -> None:
+        """Keep what another worker tells of a step, unless worker 0 has `told` of it: of a step itself one line."""
+        for line in lines:
+            is_step = line.startswith(_STEP_LINE)
+            step = _step_of(line) if is_step or line.startswith(_ALONE_LINES) else -1
+            if step < self._last or (is_step and step in told):
+                continue
+            held = self._held.setdefault(step, [])
+            if not is_step:
+                held.append(line)
+            elif not (held and held[0].startswith(_STEP_LINE)):
+                held.insert(0, line)
+
+    def _with_gaps(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield worker 0's lines, and before each step what is held of those before it."""
+        held = deque(sorted(self._held))
+        for line in lines:
+            number = _step_of(line) if line.startswith(_STEP_LINE) else -1
+            while held and held[0] < number:
+                yield from self._held.pop(held.popleft())
+            yield line
 
     def _others(self) -> list[Path]:
         lead = self._folder.events_of(0)
