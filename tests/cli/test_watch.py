@@ -64,6 +64,15 @@ def test_a_run_that_has_ended_is_shown_without_waiting(growing: Growing, capsys:
     assert "step 6/100  loss 0.6667" in capsys.readouterr().out
 
 
+def test_a_run_that_failed_before_its_first_step_says_so_in_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Growing(tmp_path)
+    run.folder.write_result("failed", "worker 1:\nno such file")
+    assert main(["watch", str(run.folder.path)]) == 0
+    assert capsys.readouterr().out == "step 0/100  failed: worker 1: no such file\n"
+
+
 def test_a_running_run_is_watched_in_plain_lines_until_it_ends(growing: Growing, tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     with watching(str(growing.folder.path), output=output) as process:
@@ -77,6 +86,8 @@ def test_a_running_run_is_watched_in_plain_lines_until_it_ends(growing: Growing,
     lines = output.read_text().splitlines()
     assert "step 7: eval accuracy 0.5000" in lines
     assert "step 7: no checkpoint: the disk is full" in lines
+    assert lines[-1].endswith("  done"), "that it is over is said, also where its last step was shown already"
+    assert sum(line.endswith("  done") for line in lines) == 1
     assert lines[-1].startswith("step 100/100  loss 0.0400")
 
 

@@ -120,6 +120,8 @@ def test_an_ended_run_says_how_and_why(tmp_path: Path) -> None:
     assert shown.startswith("gpt-2  failed  ━")
     assert "worker 1: no such file" in shown
     assert "left" not in shown
+    assert plain(state).startswith("step 60/100  loss 0.0667")
+    assert plain(state).endswith("  failed: worker 1: no such file")
 
 
 def view_of(growing: Growing, *, is_terminal: bool, quiet: bool = False) -> tuple[LiveView, io.StringIO]:

@@ -56,6 +56,8 @@ def plain(state: LiveState) -> str:
         chunks.append(_left(state.left_s))
     chunks += [f"{name} {percent(fraction)}" for name, fraction in _largest_parts(state)[:3]]
     chunks += [f"worker {worker.rank}: {worker.words}" for worker in state.workers if worker.state in TROUBLE][:3]
+    if state.is_over:
+        chunks.append(": ".join(filter(None, (state.status, " ".join(state.message.split())))))
     return "  ".join(chunks)
 
 

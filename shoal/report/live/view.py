@@ -46,7 +46,8 @@ class LiveView:
         self._live = Live(console=console, auto_refresh=False) if self._is_drawn else None
         self._pace = Pace(_LOOK_EVERY_S)
         self._last_line = -math.inf
-        self._last_step = 0
+        self._last_said = (0, False)
+        """Of the last line: the step, and whether the run was over."""
 
     def __enter__(self) -> "LiveView":
         if self._live is not None:
@@ -84,8 +85,8 @@ class LiveView:
         return (line for event in told if (line := tell(event)))
 
     def _plain_line(self, state: LiveState, *, is_last: bool) -> None:
-        is_new = state.step != self._last_step
-        is_due = is_last or state.step == state.steps or time.monotonic() - self._last_line >= _PLAIN_EVERY_S
-        if is_new and is_due:
-            self._last_line, self._last_step = time.monotonic(), state.step
+        said = (state.step, state.is_over)
+        is_end = is_last or state.is_over or state.step == state.steps
+        if said != self._last_said and (is_end or time.monotonic() - self._last_line >= _PLAIN_EVERY_S):
+            self._last_line, self._last_said = time.monotonic(), said
             self.print(plain(state))
