@@ -68,6 +68,30 @@ def test_where_there_is_no_browser_the_path_is_said(
     assert f"Open {run.report_html} yourself" in capsys.readouterr().err.replace("\n", "")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_where_the_page_cannot_be_written_the_summary_is_shown_all_the_same(
+    run: RunFolder, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.report_html.mkdir()  # root may write into any folder, so that its own rights stop no test
+    assert main(["report", str(run.path), "--open", *["--json"] * as_json]) == 2
+    said = capsys.readouterr()
+    assert f"The page {run.report_html} could not be written: Is a directory." in said.err
+    assert json.loads(said.out)["steps"] == 12 if as_json else "Try: --shares 0.375,0.625" in said.out
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_where_a_comparison_cannot_be_written_it_is_shown_all_the_same(
+    run: RunFolder, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = run.path / f"compared-with-{run.name}.html"
+    page.mkdir()
+    assert main(["report", str(run.path), str(run.path), *["--json"] * as_json]) == 2
+    said = capsys.readouterr()
+    assert f"The page {page} could not be written: Is a directory." in said.err
+    assert json.loads(said.out)["page"] is None if as_json else "Page" not in said.out and "tokens/s" in said.out
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_is_no_run_is_a_mistake_that_is_named(
     run: RunFolder, tmp_path: Path, which: int, capsys: pytest.CaptureFixture[str]

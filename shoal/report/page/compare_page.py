@@ -40,8 +40,8 @@ def comparison_page(first: Summary, second: Summary) -> bytes:
     )
 
 
-def render_comparison(first: Summary, second: Summary, page: Path) -> RenderableType:
-    """Return the comparison for a terminal."""
+def render_comparison(first: Summary, second: Summary, page: Path | None) -> RenderableType:
+    """Return the comparison for a terminal, with the path of its page if there is one."""
     numbers = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("", clean(first.run), clean(second.run), "ratio"):
         numbers.add_column(Text(name), justify="right" if name else "left")
@@ -52,9 +52,12 @@ def render_comparison(first: Summary, second: Summary, page: Path) -> Renderable
         changed.add_column(Text(name), overflow="fold")
     for cells in differences(first, second):
         changed.add_row(*(Text(clean(cell)) for cell in cells))
-    path = Text.assemble(("Page".ljust(11), "dim"), clean(page), no_wrap=True, overflow="ignore")
-    tables = [numbers, changed] if changed.row_count else [numbers]
-    return Group(Text(verdict_on(first, second), style="bold"), *tables, path)
+    shown: list[RenderableType] = [Text(verdict_on(first, second), style="bold"), numbers]
+    if changed.row_count:
+        shown.append(changed)
+    if page is not None:
+        shown.append(Text.assemble(("Page".ljust(11), "dim"), clean(page), no_wrap=True, overflow="ignore"))
+    return Group(*shown)
 
 
 def _sections(first: Summary, second: Summary) -> list[Section]:
