@@ -1,7 +1,7 @@
 """The steps of a large log as columns of numbers, read by Arrow; for small logs, see reading.py.
 
 A run of 64 workers and 100,000 steps has 6.4 million of them. Kept one by one they would fill gigabytes; as columns, a
-worker's take 9 MB, and only until measured_large.py has made its sums of them.
+worker's take 10 MB, and only until measured_large.py has made its sums of them.
 """
 
 import io
