@@ -100,6 +100,29 @@ def test_parts_of_different_attempts_are_not_mixed(ranks: RankPool, tmp_path: Pa
     assert len(found[0][0]) == 3  # from step 2
 
 
+def test_what_a_run_has_left_on_the_nodes_is_not_for_another_under_its_path(ranks: RankPool, tmp_path: Path) -> None:
+    folder = bare_folder(tmp_path, TWO_NODES)
+    full = (inject.fill_disk(1, 4, point="checkpoint: copying out"),)
+    found = ranks.run(part_on_a_node, workers=2, nodes=tmp_path, folder=folder, steps=4, faults=full)
+    assert [held for _, held in found] == [[4], [4]]
+    shutil.rmtree(folder)
+    assert bare_folder(tmp_path, TWO_NODES) == folder
+    found = ranks.run(part_on_a_node, workers=2, nodes=tmp_path, folder=folder, steps=5)
+    assert len(found[0][0]) == 5  # from the beginning
+    assert [held for _, held in found] == [[], []]
+
+
+def test_a_run_whose_id_cannot_be_written_says_so_and_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan(checkpoint=Checkpoints(every_steps=2, local=str(tmp_path / "local")))
+    folder = bare_folder(tmp_path, plan)
+    RunFolder(folder).checkpoints.touch()
+    trace = train_part(ALONE, builder="tests.support.jobs:linear", arguments={"steps": 2}, plan=plan, folder=folder)
+    assert len(trace.losses) == 2
+    assert "will not be found when the run is gone on with" in capsys.readouterr().err
+
+
 def test_where_the_node_has_no_room_it_is_written_to_the_run_folder_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

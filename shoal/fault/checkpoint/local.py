@@ -8,6 +8,8 @@
    folder follows; the commit there is as always (commit.py). What has been committed is removed from the node.
 2. If a run ends between the two (killed, or the notice was over), its parts are still on the nodes. When it is gone on
    with, and the nodes at hand have all parts of a checkpoint newer than those in the run folder, they are copied then.
+3. Parts carry the run's id, which is random, and lies in checkpoints/run-id. Those of another run that was under the
+   same path, and was removed, do not count.
 
 Example: nodes a and b, a worker each, killed while step 20 was copied; the run folder has step 10. Started anew, a says
 that it has worker 0's part of step 20, and b worker 1's: both copy, worker 0 commits, and all go on after step 20.
@@ -30,7 +32,7 @@ from shoal.fault.checkpoint.commit import Commits
 from shoal.fault.checkpoint.manifest import COMMON, committed, folder_of, step_of
 from shoal.fault.checkpoint.part import Files, copy_part
 
-_PART = ".part.json"
+_PART, _RUN_ID = ".part.json", "run-id"
 
 
 def local_folder(setting: str, run: Path) -> Path | None:
@@ -71,9 +73,10 @@ def rescue(
 ) -> str:
     """Bring the newest checkpoint that is whole on the nodes alone into the run folder. Called by every worker.
 
-    Returns a word for this attempt at the run, the same on all workers: parts of different attempts do not match.
+    Returns a word for this attempt at the run, the same on all workers: parts of different attempts do not match. It
+    begins with the run's id.
     """
-    attempt, choice = _agreed(local, checkpoints, commits, index=index, store=store)
+    attempt, choice = _agreed(local, checkpoints, commits, index=index, store=store, say=say)
     if choice is None:
         return attempt
     step, assigned = choice
@@ -88,7 +91,7 @@ def rescue(
 
 
 def _agreed(
-    local: Path, checkpoints: Path, commits: Commits, *, index: int, store: Store | None
+    local: Path, checkpoints: Path, commits: Commits, *, index: int, store: Store | None, say: Callable[[str], None]
 ) -> tuple[str, tuple[int, dict[str, int]] | None]:
     """Return the word for this attempt, and what is to be copied by whom, as worker 0 decides it."""
     held = _held(local)
@@ -100,10 +103,27 @@ def _agreed(
     keys = [f"local/{worker}" for worker in range(commits.workers)]
     everybody = [held] if store is None else [json.loads(value) for value in commits.wait_for(keys)]
     last = max((step_of(path) for path in committed(checkpoints)), default=-1)
-    decided = uuid.uuid4().hex, _choose(everybody, last)
+    run_id = _run_id(checkpoints, say)
+    decided = f"{run_id}/{uuid.uuid4().hex}", _choose(everybody, last, run_id)
     if store is not None:
         store.set("local/choice", json.dumps(decided))
     return decided
+
+
+def _run_id(checkpoints: Path, say: Callable[[str], None]) -> str:
+    """Return the id of the run with these `checkpoints`, made when it is first asked for."""
+    path, made = checkpoints / _RUN_ID, uuid.uuid4().hex
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text().strip()
+        checkpoints.mkdir(exist_ok=True)
+        write_whole(path, made)
+    except OSError as error:
+        say(
+            f"{path} cannot be read or written ({error.strerror or error}): a checkpoint that is on the nodes alone "
+            "will not be found when the run is gone on with."
+        )
+    return made
 
 
 def _copied(local: Path, checkpoints: Path, commits: Commits, step: int, workers: list[int]) -> dict[str, Any]:
@@ -133,14 +153,19 @@ def _held(local: Path) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def _choose(
-    everybody: Sequence[Mapping[str, Mapping[str, Sequence[Any]]]], last: int
+    everybody: Sequence[Mapping[str, Mapping[str, Sequence[Any]]]], last: int, run_id: str
 ) -> tuple[int, dict[str, int]] | None:
-    """Return the newest step after `last` of which all parts of one attempt are held, and who is to copy each."""
+    """Return the newest step after `last` of which all parts of one attempt are held, and who is to copy each.
+
+    Only attempts at the run `run_id` count.
+    """
     holders: dict[tuple[int, str], dict[str, int]] = {}
     wanted: dict[tuple[int, str], int] = {}
     for index, held in enumerate(everybody):
         for step, parts in held.items():
             for worker, (workers, attempt) in parts.items():
+                if not attempt.startswith(f"{run_id}/"):
+                    continue
                 wanted[int(step), attempt] = workers
                 holders.setdefault((int(step), attempt), {}).setdefault(worker, index)
     whole = [key for key, found in holders.items() if key[0] > last and len(found) == wanted[key]]
