@@ -115,11 +115,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_loaded(
     assert sentence in said
 
 
-def test_where_all_are_damaged_that_is_said_instead_of_starting_anew(run: Path) -> None:
+def _unreadable(checkpoint: Path, file: str = "COMMIT") -> None:
+    """Have the file system refuse to read a file that is there, to root as well."""
+    (checkpoint / file).rename(checkpoint / "aside")
+    (checkpoint / file).symlink_to(file)
+
+
+@pytest.mark.parametrize(("damage", "what"), [(_flip, "is damaged"), (_unreadable, "cannot be read")])
+def test_where_all_are_damaged_that_is_said_instead_of_starting_anew(damage: object, what: str, run: Path) -> None:
     for checkpoint in committed(RunFolder(run).checkpoints):
-        _flip(checkpoint)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read\. .*step-00000004.* is damaged"):
+        damage(checkpoint)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=rf"no checkpoint in .* can be read\. .*step-00000004.* {what}"):
         train(run, steps=6)
+    assert steps_in(run) == [2, 4]
 
 
 def _no_commit(checkpoint: Path) -> None:
@@ -145,6 +153,19 @@ def test_what_was_not_committed_is_never_picked_and_is_cleaned_up(
     assert len(train(run, steps=3)) == 1  # step 3: from the checkpoint of step 2
     assert "step 4 was never finished" in capsys.readouterr().err
     assert not torn.exists()
+
+
+@pytest.mark.parametrize("file", ["COMMIT", "manifest.json"])
+def test_one_that_cannot_be_read_for_a_while_is_passed_over_and_stays(
+    file: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = committed(RunFolder(run).checkpoints)[-1]
+    _unreadable(last, file)
+    assert len(train(run, steps=3)) == 1  # step 3: from the checkpoint of step 2
+    said = capsys.readouterr().err
+    assert f"The checkpoint of step 4 is not used: {last} cannot be read: Too many levels of symbolic links." in said
+    (last / "aside").replace(last / file)
+    assert Checkpoint(last).damage() == ""
 
 
 @pytest.mark.parametrize(

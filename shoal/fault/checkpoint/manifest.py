@@ -48,11 +48,20 @@ def committed(checkpoints: Path) -> list[Path]:
 
 
 def is_committed(path: Path) -> bool:
-    """Return whether the checkpoint in `path` is there."""
+    """Return whether the checkpoint in `path` is there; so is one that merely cannot be read now."""
     try:
-        return (path / COMMIT).read_text().strip() == checksum((path / MANIFEST).read_bytes())
-    except (OSError, UnicodeDecodeError):
-        return False
+        return _matching_manifest(path) is not None
+    except OSError:  # a file server that is away, say: in a moment it may be whole
+        return True
+
+
+def _matching_manifest(path: Path) -> bytes | None:
+    """Return the manifest of the checkpoint in `path`; None where it or its COMMIT is missing, or they differ."""
+    try:
+        manifest, commit = (path / MANIFEST).read_bytes(), (path / COMMIT).read_text().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return manifest if commit == checksum(manifest) else None
 
 
 def remove_unfinished(checkpoints: Path) -> list[int]:
@@ -123,11 +132,15 @@ def write_manifest(path: Path, pieces: Sequence[Mapping[str, Any]], *, step: int
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the checkpoint in `path`."""
-    if not is_committed(path):
+    try:
+        content = _matching_manifest(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if content is None:
         raise CheckpointError(
             f"{path} holds no whole checkpoint: its COMMIT is missing, or does not match its manifest."
         )
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    manifest: dict[str, Any] = json.loads(content)
     if manifest.get("format") != _FORMAT:
         raise ConfigError(
             f"{path} has format {manifest.get('format')}, and this shoal reads {_FORMAT}. Use the shoal that wrote it."
