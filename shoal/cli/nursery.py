@@ -4,7 +4,7 @@ import argparse
 import socket
 
 from shoal.core.notice import leave_to_others
-from shoal.launch.nursery import serve
+from shoal.launch.forking import serve
 from shoal.launch.parent import die_with_parent
 
 ABOUT = ""

@@ -32,7 +32,7 @@ from shoal.launch.part import Part
 from shoal.launch.patience import STOPPED, Patience
 from shoal.launch.replacing import Replacing
 from shoal.launch.requests import Requests, stop_requests, stopped
-from shoal.launch.starting import Process, Starting, Vain, worker_environment
+from shoal.launch.starting import NotStarted, Process, Starting, Vain, worker_environment
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
@@ -163,7 +163,10 @@ def _environment(part: Part) -> dict[str, str]:
 
 def _start(starting: Starting, part: Part, rank: int, member: str = "", *, in_vain: Callable[[], bool]) -> Worker:
     names = {"RANK": str(rank), "LOCAL_RANK": str(part.ranks.index(rank)), MEMBER: member}
-    return Worker(rank, starting.start(names, in_vain), member=member)
+    try:
+        return Worker(rank, starting.start(names, in_vain), member=member)
+    except OSError as error:
+        raise NotStarted(f"worker {rank} could not be started: {error.strerror or error}.") from error
 
 
 def _watch(

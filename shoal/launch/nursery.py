@@ -8,22 +8,22 @@ whole: no thread pool, no lock that somebody held, no CUDA context.
 1. The launcher starts it as `python -m shoal nursery`, with one end of a Unix socket, through which it says when it has
    imported everything. A command that is going to start workers has it begin before it imports torch itself (`early`).
 2. For each worker the launcher sends the arguments and variables of its environment, and two descriptors: where it
-   prints to, and where the nursery tells its process id at once and its exit code in the end, 4 bytes each.
+   prints to, and where the nursery tells its process id at once and its exit code in the end, 4 bytes each. Where the
+   system has no room for it, even after a while, it tells the number of that error, negative, instead.
 3. The worker is in a session of its own, dies with the nursery, and the nursery with the launcher. What asks a run to
    stop is not for the nursery (Slurm sends it to all processes of a step): the launcher and the workers see to that.
    What comes in the moment of the fork waits until the worker can be asked.
 4. When the launcher closes the socket, the nursery ends.
+
+This is the launcher's side; what the process of the nursery does is in forking.py.
 """
 
 import contextlib
-import gc
 import json
 import os
 import select
-import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,15 +32,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from shoal.core.errors import WorkerFailed
-from shoal.core.notice import SIGNALS
+from shoal.launch.forking import NUMBER
 from shoal.launch.starting import PYTHON, Vain
 
 READY_S = 300.0
 """How long the nursery may take to import everything: 5 s on a quiet machine, a minute from a slow file system."""
 _CLOSE_S = 5.0
 _LOOK_S = 5e-3
-_NUMBER = struct.Struct("i")
-_LARGEST_REQUEST_BYTES = 64 << 10
 
 
 def can_fork() -> bool:
@@ -59,8 +57,13 @@ class Forked:
         self.pid = 0
 
     def has_started(self) -> bool:
-        """Return whether it runs: from then on it has a `pid`. ConnectionError if the nursery is gone."""
+        """Return whether it runs: from then on it has a `pid`.
+
+        ConnectionError if the nursery is gone, another OSError if the system had no room for it.
+        """
         number = self._hear()
+        if number is not None and number < 0:
+            raise OSError(-number, os.strerror(-number))
         if number is not None:
             self.pid = number
         return number is not None
@@ -100,10 +103,10 @@ class Forked:
 
     def _hear(self) -> int | None:
         """Return the next number that the nursery tells, if there is one yet."""
-        data = self._told.read(_NUMBER.size)
+        data = self._told.read(NUMBER.size)
         if data == b"":
             raise ConnectionError("the nursery is gone.")
-        return _NUMBER.unpack(data)[0] if data else None
+        return NUMBER.unpack(data)[0] if data else None
 
 
 class _Importing:
@@ -178,7 +181,7 @@ class Nursery:
         self._env = dict(env.items() - self._importing.env.items())
 
     def start(self, env: dict[str, str], in_vain: Callable[[], bool]) -> Forked:
-        """Fork one, with `env` besides, as soon as everything is imported."""
+        """Fork one, with `env` besides, as soon as everything is imported. OSError if the system has no room for it."""
         assert self._importing is not None
         output, prints = os.pipe()
         told, tells = os.pipe()
@@ -218,63 +221,3 @@ def _await(forked: Forked, importing: _Importing, in_vain: Callable[[], bool]) -
         importing.said.seek(0)
         said = importing.said.read().decode(errors="replace")
         raise WorkerFailed("the process that starts workers has ended.", details=said) from None
-
-
-def serve(control: socket.socket) -> list[str] | None:
-    """Fork workers on request, until the launcher is gone. Returns in them as well, with the arguments to run."""
-    gc.collect()
-    gc.freeze()  # or the first collection in a worker would copy all of it
-    nursery = os.getpid()
-    ends: dict[int, tuple[int, int]] = {}  # by the descriptor of a child: its process id, and where its end is told
-    with control, selectors.DefaultSelector() as selector:
-        with contextlib.suppress(BrokenPipeError):  # the launcher is gone
-            control.send(b"imported")
-        selector.register(control, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():  # the launcher's end ends it too
-                if key.fd != control.fileno():
-                    selector.unregister(key.fd)
-                    _tell_end(key.fd, *ends.pop(key.fd))
-                    continue
-                data, descriptors, _, _ = socket.recv_fds(control, _LARGEST_REQUEST_BYTES, 2)
-                if not data:
-                    return None
-                output, tells = descriptors
-                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # ignored in a worker until it has become one
-                pid = os.fork()
-                if pid == 0:
-                    for child, (_, other) in ends.items():
-                        os.close(child)
-                        os.close(other)
-                    os.close(tells)
-                    return _become(output, nursery, **json.loads(data))
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                os.close(output)
-                os.write(tells, _NUMBER.pack(pid))
-                child = os.pidfd_open(pid)
-                ends[child] = (pid, tells)
-                selector.register(child, selectors.EVENT_READ)
-
-
-def _become(output: int, nursery: int, arguments: list[str], env: dict[str, str]) -> list[str]:
-    """Be a process of one's own, as if started by `python -m shoal ARGUMENTS`."""
-    os.setsid()
-    for number in SIGNALS:  # which the nursery ignores
-        signal.signal(number, signal.SIG_DFL)
-    for standard in (1, 2):
-        os.dup2(output, standard)
-    os.close(output)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    os.environ.update(env)
-    arguments = [*arguments, "--parent", str(nursery)]  # who may be gone already
-    sys.argv[1:] = arguments
-    return arguments
-
-
-def _tell_end(child: int, pid: int, tells: int) -> None:
-    """Tell the launcher how a worker has ended."""
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):  # nobody wants to know
-        os.write(tells, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
-    os.close(tells)
-    os.close(child)

@@ -2,8 +2,8 @@
 
 1. Every worker is told what it is called (comm/members.py), and that whoever is lost is replaced.
 2. One that ends by a signal, or because it was cut off from the others (PeerLost), is lost. The others are told,
-   and go on without it. Another is started, `restarts` times for each worker at most, and joins them; if none is, that
-   is told, too: who cannot go on without it need not wait.
+   and go on without it. Another is started, `restarts` times for each worker at most, and joins them; if none is, or
+   the system has no room for it, that is told, too: who cannot go on without it need not wait.
 3. If none is left that has trained, those that are started wait for each other, and go on from what is in memory of
    this host, or on the disk.
 4. A worker that the others have given up, because it was silent, is killed: it is lost then.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import PeerLost
+from shoal.launch.starting import NotStarted
 from shoal.spec.on_loss import OnLoss
 
 if TYPE_CHECKING:
@@ -87,7 +88,12 @@ class Replacing:
         self._due = [one for one in self._due if one not in due]
         started = []
         for worker, _, _ in due:
-            started.append(self._next(worker.rank))
+            try:
+                started.append(self._next(worker.rank))
+            except NotStarted as error:
+                self._say(f"{error} The others go on without it.")
+                self._keys.tell_last(self._members, worker.rank)
+                continue
             workers[workers.index(worker)] = started[-1]
         if started:
             self._await_all(workers)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
+from shoal.core.errors import WorkerFailed
 from shoal.core.host import threads_per_worker
 
 PYTHON = (sys.executable, "-m", "shoal")
@@ -15,6 +16,10 @@ PYTHON = (sys.executable, "-m", "shoal")
 
 class Vain(Exception):
     """A process was not started, because nobody wants it any more."""
+
+
+class NotStarted(WorkerFailed):
+    """The system has no room for another process: those that run go on."""
 
 
 class Process(Protocol):
@@ -44,7 +49,10 @@ class Starting(Protocol):
         """Prepare, for processes with this environment."""
 
     def start(self, env: dict[str, str], in_vain: Callable[[], bool], /) -> Process:
-        """Start one, with `env` besides; Vain if that takes a while and is `in_vain` by then."""
+        """Start one, with `env` besides; Vain if that takes a while and is `in_vain` by then.
+
+        OSError if the system has no room for it.
+        """
 
     def close(self) -> None:
         """Leave nothing behind, once the processes have ended."""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked on Li
 PROGRAM = """
 import argparse, os, socket, sys
 from shoal.core.notice import leave_to_others
-from shoal.launch.nursery import serve
+from shoal.launch.forking import serve
 from shoal.launch.parent import die_with_parent
 parser = argparse.ArgumentParser()
 parser.add_argument("--control", type=int)
@@ -40,6 +40,19 @@ if forked is not None:
     exec(forked[0])
 """
 """A nursery that has imported nothing, and whose children run a program."""
+REFUSED = """
+import errno, os
+from shoal.launch import forking
+calls, call = [], os.{name}
+def refused(*arguments):
+    calls.append(arguments)
+    if len(calls) <= {times}:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return call(*arguments)
+os.{name} = refused
+forking._REFUSED_S = {patience_s}
+"""
+"""What a nursery begins with whose system refuses a call a few times."""
 SLEEP = "import time; time.sleep(60)"
 FACTS = """
 import json, threading
@@ -52,9 +65,9 @@ sys.exit(7)
 
 
 @contextmanager
-def nursery(program: str) -> Iterator[Nursery]:
-    """Have a nursery whose children run `program`."""
-    one = Nursery([program], command=[sys.executable, "-c", PROGRAM])
+def nursery(program: str, *, begins: str = "") -> Iterator[Nursery]:
+    """Have a nursery whose children run `program`, and that itself `begins` with another."""
+    one = Nursery([program], command=[sys.executable, "-c", begins + PROGRAM])
     one.open({**os.environ, "SHARED": "by all", "PYTHONUNBUFFERED": "1"})
     try:
         yield one
@@ -129,6 +142,26 @@ def test_workers_die_with_the_nursery_and_it_with_the_launcher() -> None:
         said_by(process)
         with pytest.raises(WorkerFailed, match="has ended"):
             start(one)
+
+
+@pytest.mark.parametrize("name", ["fork", "pidfd_open"])
+def test_what_the_system_refuses_for_a_moment_is_asked_for_again(name: str) -> None:
+    with nursery("sys.exit(7)", begins=REFUSED.format(name=name, times=3, patience_s=60)) as one:
+        process = start(one)
+        assert code_of(process) == 7
+        said_by(process)
+
+
+@pytest.mark.parametrize("name", ["fork", "pidfd_open"])
+def test_one_that_cannot_be_started_is_told_and_the_nursery_goes_on(name: str) -> None:
+    with nursery("sys.exit(7)", begins=REFUSED.format(name=name, times=1, patience_s=0)) as one:
+        with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
+            start(one)
+        children = Path(f"/proc/{process_of(one).pid}/task/{process_of(one).pid}/children")
+        assert children.read_text() == ""
+        process = start(one)
+        assert code_of(process) == 7
+        said_by(process)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)

@@ -1,15 +1,19 @@
 """Lost workers are replaced: the launcher's side, with programs that only play workers."""
 
+import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shoal.comm.rank import MEMBER
 from shoal.comm.shm import kept
+from shoal.core.errors import WorkerFailed
 from shoal.launch.local import Watch, Worker, launch_local
-from shoal.launch.starting import Spawning
+from shoal.launch.starting import Process, Spawning
 from shoal.spec.on_loss import OnLoss
 from tests.launch.test_local import ENDED
 from tests.support.waiting import wait_until
@@ -24,12 +28,26 @@ members = dist.PrefixStore("members", store)
 """
 
 
-def launch(code: str, *, workers: int = 2, restarts: int = 1) -> tuple[list[Worker], list[str], list[str]]:
+class Refused(Spawning):
+    """Starts each process by a command, but the member `refused`: for that the system has no room."""
+
+    refused = ""
+
+    def start(self, env: dict[str, str], in_vain: Callable[[], bool]) -> Process:
+        if env[MEMBER] == self.refused:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return super().start(env, in_vain)
+
+
+def launch(
+    code: str, *, workers: int = 2, restarts: int = 1, refused: str = ""
+) -> tuple[list[Worker], list[str], list[str]]:
     """Run `code` as the workers; return how they ended, what they printed, and what the launcher said."""
     lines: list[str] = []
     notes: list[str] = []
     watch = Watch(on_line=lambda _, line: lines.append(line), on_note=notes.append)
-    command = Spawning([sys.executable, "-c", code])
+    command = Refused([sys.executable, "-c", code])
+    command.refused = refused
     ended = launch_local(command, workers=workers, timeout_s=60, watch=watch, on_loss=OnLoss(restarts=restarts))
     return ended, lines, notes
 
@@ -70,6 +88,29 @@ members.set(f"done {member}", "1")
     assert all(worker.is_done for worker in ended), "the run has come to its end without it"
     # Which of the two is said depends on whether the other was quicker to come to its end.
     assert notes[-1].endswith(("It was started 2 times, and is not again.", "at the end of the run."))
+
+
+def test_where_none_can_be_started_in_its_place_the_others_go_on_without_it() -> None:
+    code = """
+if member == "1.0":
+    os.kill(os.getpid(), signal.SIGKILL)
+members.wait(["last 1"])
+members.set("finished", "1")
+members.set(f"done {member}", "1")
+"""
+    ended, _, notes = launch(MEETING + code, refused="1.1")
+    assert [(worker.member, worker.exit_code, worker.is_done) for worker in ended] == [
+        ("0.0", 0, True),
+        ("1.0", -signal.SIGKILL, True),
+    ]
+    assert notes[1:] == [
+        "worker 1 could not be started: Resource temporarily unavailable. The others go on without it."
+    ]
+
+
+def test_one_that_cannot_be_started_at_first_ends_the_run_in_a_sentence() -> None:
+    with pytest.raises(WorkerFailed, match=r"worker 1 could not be started: Resource temporarily unavailable\."):
+        launch(MEETING + "time.sleep(60)", refused="1.0")
 
 
 def test_those_who_cannot_go_on_without_it_are_told_that_none_comes() -> None:
