@@ -1,4 +1,4 @@
-"""In the first step, each collective is compared with what the other workers call, before it is made.
+"""In the first step of a process, each collective is compared with what the other workers call, before it is made.
 
 Gloo aborts the process of one worker, not always the wrong one's, where sizes differ ("preamble.length <= op.nbytes").
 
@@ -86,7 +86,7 @@ class _Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             time.sleep(LATE_S)  # those who come a little later tell who is the odd one out
             said = ", ".join(f"{_names(workers)} {theirs}" for theirs, workers in self._said(key).items())
             raise JobError(
-                f"the workers call different collectives as #{number} of the first step: {said}. All must call the "
+                f"the workers call different collectives as #{number} of their first step: {said}. All must call the "
                 "same, with the same shapes."
             )
 

@@ -92,6 +92,7 @@ class Stepper:
         self._recording = recording
         self._names = tuple(state.layout.trained) if recording else ()
         self._has_norm = job.clip_norm is not None or recording is not None
+        self._is_first = True  # also where the run was gone on with: these are other processes
 
     def step(self, part: Part, batch: Any) -> Pending:
         """Train on `batch`, this worker's `part` of the global batch. Called by every worker."""
@@ -115,7 +116,8 @@ class Stepper:
         pieces = self._cutter.cut(part, batch)
         weight = sum(piece.weight for piece in pieces)
         batch_weight = self._batch_weight(part, weight)
-        with comparing_calls(self._plan.engine) if self._state.step == 0 and self._plan.workers > 1 else nullcontext():
+        compares, self._is_first = self._is_first and self._plan.workers > 1, False
+        with comparing_calls(self._plan.engine) if compares else nullcontext():
             losses = self._engine.forward_backward(pieces, lambda piece: piece.weight / batch_weight(), part.step)
         return Computed(part, pieces, losses, weight, batch_weight())
 
