@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import torch
 
 from shoal.cli.main import main
 from shoal.comm.rank import ALONE
-from shoal.core.errors import ConfigError
+from shoal.core.errors import CheckpointError, ConfigError
+from shoal.fault.checkpoint.manifest import committed, folder_of, remove
 from shoal.fault.checkpoint.weights import export
 from shoal.spec.plan import Batch, Checkpoints, Mesh, Plan
 from tests.support.parallel import record
@@ -159,6 +161,31 @@ def test_a_disk_without_room_is_said_before_anything_is_written(
     with pytest.raises(ConfigError, match="the weights take 228 B, and there are 100 B left"):
         export(run, tmp_path / "weights")
     assert not (tmp_path / "weights").exists()
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_named_and_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (last,) = committed(run / "checkpoints")
+
+    def remove_and_tell(_: Path) -> SimpleNamespace:  # the last look before tensors are read
+        remove(last)
+        return SimpleNamespace(free=10**9)
+
+    monkeypatch.setattr("shutil.disk_usage", remove_and_tell)
+    with pytest.raises(CheckpointError, match=rf"{last}.* cannot be read: No such file.* removed meanwhile"):
+        export(run, tmp_path / "weights")
+    assert not (tmp_path / "weights").exists()
+
+
+def test_where_the_last_checkpoint_cannot_be_opened_the_one_before_is_exported(run: Path, tmp_path: Path) -> None:
+    (first,) = committed(run / "checkpoints")
+    last = shutil.copytree(first, folder_of(run / "checkpoints", 4))
+    (last / "COMMIT").unlink()
+    (last / "COMMIT").symlink_to("COMMIT")  # the file system refuses to read it, to root as well
+    assert export(run, tmp_path / "weights") == 2
+    with pytest.raises(CheckpointError, match=r"step-00000004 cannot be read: Too many levels"):
+        export(run, tmp_path / "weights", step=4)
 
 
 def test_a_second_export_takes_the_place_of_the_first(run: Path, tmp_path: Path) -> None:

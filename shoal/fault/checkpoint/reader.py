@@ -36,7 +36,11 @@ class _FileSlice:
         return self.entry.shape
 
     def read(self) -> Tensor:
-        return read_tensor(self.path, self.entry)
+        try:
+            return read_tensor(self.path, self.entry)
+        except OSError as error:
+            meanwhile = " It was removed meanwhile." if isinstance(error, FileNotFoundError) else ""
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}.{meanwhile}") from None
 
 
 class Checkpoint:
@@ -100,7 +104,7 @@ def choose(
     steps = agreed_steps(checkpoints, index=index, store=store, timeout_s=timeout_s, check=check)
     damages = []
     for step in reversed(steps):
-        checkpoint, damage = _opened(checkpoints / f"step-{step:08d}", index=index, count=count)
+        checkpoint, damage = opened(checkpoints / f"step-{step:08d}", index=index, count=count)
         all_damage = [damage]
         if store is not None:
             store.set(f"damage/{step}/{index}", damage)
@@ -116,7 +120,8 @@ def choose(
     return None
 
 
-def _opened(path: Path, *, index: int, count: int) -> tuple[Checkpoint | None, str]:
+def opened(path: Path, *, index: int = 0, count: int = 1) -> tuple[Checkpoint | None, str]:
+    """Return the checkpoint in `path`, and what is wrong with the files that worker `index` of `count` checks."""
     try:
         checkpoint = Checkpoint(path)
     except (ShoalError, KeyError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from shoal.core.units import format_bytes
 from shoal.fault.checkpoint.file_format import Entry, read_entries, read_tensor
 from shoal.fault.checkpoint.formats import FORMATS, INDEX, ONE, PART_BYTES, Weights, remove_others
 from shoal.fault.checkpoint.manifest import committed
-from shoal.fault.checkpoint.reader import Checkpoint
+from shoal.fault.checkpoint.reader import Checkpoint, opened
 from shoal.fault.shards import Found
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,9 +94,8 @@ def _find(checkpoints: Path, step: int | None) -> Checkpoint:
         there = [path for path in there if path.name == f"step-{step:08d}"]
     damages = []
     for path in reversed(there):
-        checkpoint = Checkpoint(path)
-        damage = checkpoint.damage()
-        if not damage:
+        checkpoint, damage = opened(path)
+        if checkpoint is not None and not damage:
             return checkpoint
         damages.append(damage)
     if damages:
