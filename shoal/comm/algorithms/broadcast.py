@@ -33,6 +33,7 @@ def broadcast(tensor: Tensor, wire: Wire, *, source: int = 0, algorithm: str = "
     wire.receipts = receipts
     run(BROADCAST[algorithm](source), tensor, wire)
     if wire.index != source:
+        wire.await_stream(tensor)
         acknowledge(store, number=number, worker=wire.index)
     return receipts
 

@@ -145,6 +145,11 @@ class Wire:
         except RuntimeError as error:
             raise self._lost(error, f"one of the workers {others}") from error
 
+    def await_stream(self, tensor: Tensor) -> None:
+        """Wait until what was received into `tensor` is there: of NCCL's messages only the stream knows until then."""
+        if self._is_nccl and tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+
     def count_bytes(self, num_bytes: int) -> None:
         """Count `num_bytes` as sent."""
         self.sent_bytes += num_bytes
