@@ -3,6 +3,7 @@
     awaited            the members that launchers have started together: a list waits for all of them, but for the dead
     dead MEMBER        this process has ended, and why; written by the launcher, or by members who give one up
     last NUMBER        nobody is started any more as worker NUMBER; written by the launcher
+    numbers            how many numbers workers may have, where some were added to those of the plan
     now                the number of the last generation whose list is closed
     list G             who is in generation G, in the order of ranks (fault/membership.py)
     news G, news G/N   how much there is to hear in generation G, and each piece: that it is over, that one waits, ...
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 PREFIX = "members"
 AWAITED, NOW, FINISHED, FAILED, OVER, ENDED = "awaited", "now", "finished", "failed", "over", "ended"
+NUMBERS = "numbers"
 
 
 def members_of(store: dist.Store) -> dist.Store:
@@ -60,16 +62,33 @@ def await_members(members: dist.Store, names: Iterable[str]) -> None:
 
 def tell_dead(members: dist.Store, member: str, why: str) -> None:
     """Say that `member` has ended, and end the generation that it may be in."""
-    members.compare_set(dead_key(member), "", json.dumps({"why": why, "time": time.time()}))
+    note_dead(members, member, why)
     # Members of a list that is closed only after this was read find the word above: they look there once more.
     generation = last_generation(members)
     if generation is not None and member in [each["name"] for each in json.loads(members.get(list_key(generation)))]:
         tell(members, generation, over=f"worker {number_of(member)} {why}")
 
 
+def note_dead(members: dist.Store, member: str, why: str) -> None:
+    """Write that `member` has ended, or is about to; who is told of another's end then knows of both."""
+    members.compare_set(dead_key(member), "", json.dumps({"why": why, "time": time.time()}))
+
+
 def tell_last(members: dist.Store, number: int) -> None:
     """Say that nobody is started any more as worker `number`. Called by the launcher, when that one is lost."""
     members.set(last_key(number), "1")
+
+
+def tell_started(members: dist.Store, number: int, *, workers: int) -> None:
+    """Say that there is a worker `number` from now on, of a plan for `workers`. Called by a launcher that adds one."""
+    if number >= numbers_of(members, workers):
+        members.set(NUMBERS, str(number + 1))
+    members.delete_key(last_key(number))
+
+
+def numbers_of(members: dist.Store, workers: int) -> int:
+    """Return how many numbers the workers of a run may have, of which the plan has `workers`."""
+    return max(workers, int(members.get(NUMBERS))) if members.check([NUMBERS]) else workers
 
 
 def last_key(number: int) -> str:

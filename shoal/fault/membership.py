@@ -43,6 +43,7 @@ from shoal.comm.members import (
     list_key,
     members_of,
     number_of,
+    numbers_of,
     tell,
     tell_dead,
 )
@@ -230,7 +231,8 @@ class Membership:
         """Return why those who are there need not wait for others any more, as an error says it; "" while they do."""
         left = f"{len(present)} worker{'s that are' if len(present) > 1 else ' that is'} left"
         lacks = f"{'do' if len(present) > 1 else 'does'} not hold a whole model"
-        lost = sorted(set(range(self._rank.workers)) - {member.number for member in present})
+        numbers = range(numbers_of(self.members, self._rank.workers))
+        lost = sorted(set(numbers) - {member.number for member in present})
         if all(self.members.check([last_key(number)]) for number in lost):
             names = f"worker{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
             are = "are" if len(lost) > 1 else "is"

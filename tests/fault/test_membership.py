@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from shoal.comm import others
-from shoal.comm.members import await_members, last_generation, tell_dead, tell_last
+from shoal.comm.members import await_members, last_generation, tell_dead, tell_last, tell_started
 from shoal.core.errors import PeerLost, WorkerFailed
 from shoal.fault import membership as room
 from shoal.fault.generation import Generation, Member
@@ -233,6 +233,22 @@ def test_they_do_not_wait_where_the_launcher_says_that_nobody_comes(run: Run) ->
         waiting.result(0.2)  # worker 7 may still come
     tell_last(run.members, 7)
     with pytest.raises(WorkerFailed, match=r"workers 1, 2, 3, 4, 5, 6, 7 are lost, and are started no more"):
+        waiting.result(WAIT_S)
+
+
+def test_one_that_was_added_may_still_come_and_one_that_is_started_again_as_well(run: Run) -> None:
+    await_members(run.members, ["0.0"])
+    (waiting,) = run.agree(run.member("0.0", fits=pairs, wait_s=1e6))
+    tell_started(run.members, 8, workers=8)
+    tell_last(run.members, 7)
+    tell_started(run.members, 7, workers=8)
+    for number in range(1, 7):
+        tell_last(run.members, number)
+    tell_last(run.members, 8)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.2)  # worker 7 may still come
+    tell_last(run.members, 7)
+    with pytest.raises(WorkerFailed, match=r"workers 1, 2, 3, 4, 5, 6, 7, 8 are lost, and are started no more"):
         waiting.result(WAIT_S)
 
 

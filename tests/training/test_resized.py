@@ -1,4 +1,4 @@
-"""Plans for fewer workers than they were made for."""
+"""Plans for fewer workers than they were made for, and for more."""
 
 import pytest
 
@@ -34,8 +34,9 @@ def test_whole_replicas_go_first_then_shards_and_never_parts_of_a_model(
     ("mesh", "workers", "expected"),
     [
         (Mesh(replicate=4), 3, 3),
-        (Mesh(replicate=4), 9, 4),
+        (Mesh(replicate=4), 9, 9),
         (Mesh(replicate=2, tensor=2), 3, 2),
+        (Mesh(replicate=2, tensor=2), 7, 6),
         (Mesh(pipeline=2, tensor=2), 3, 0),
         (Mesh(pipeline=2, replicate=2), 4, 4),
     ],
@@ -48,6 +49,38 @@ def test_unequal_shares_stay_with_their_workers() -> None:
     plan = Plan(mesh=Mesh(replicate=4), batch=Batch(shares=(0.4, 0.3, 0.2, 0.1)))
     assert resized(plan, [0, 2, 3]).shares == pytest.approx((4 / 7, 2 / 7, 1 / 7))
     assert resized(Plan(mesh=Mesh(replicate=4)), [1, 3]).shares == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers", "expected"),
+    [
+        (Mesh(), 3, Mesh(replicate=3)),
+        (Mesh(replicate=2), 5, Mesh(replicate=5)),
+        (Mesh(shard=2), 4, Mesh(replicate=2, shard=2)),
+        (Mesh(shard=2), 5, Mesh(shard=5)),
+        (Mesh(replicate=2, shard=2), 6, Mesh(replicate=3, shard=2)),
+        (Mesh(replicate=2, shard=2), 7, Mesh(shard=7)),
+        (Mesh(tensor=2), 6, Mesh(replicate=3, tensor=2)),
+        (Mesh(pipeline=2, shard=2), 6, Mesh(pipeline=2, shard=3)),
+    ],
+)
+def test_more_workers_are_more_replicas_or_where_these_are_not_whole_more_shards(
+    mesh: Mesh, workers: int, expected: Mesh
+) -> None:
+    plan = Plan(mesh=mesh, zero=2 if mesh.shard > 1 else 0)
+    assert fitting(plan, workers) == workers
+    larger = resized(plan, range(workers))
+    assert (larger.mesh, larger.zero) == (expected, plan.zero)
+
+
+def test_one_that_is_added_takes_as_much_as_the_others_in_the_mean() -> None:
+    plan = Plan(mesh=Mesh(replicate=3), batch=Batch(shares=(0.5, 0.3, 0.2)))
+    mean = 1 / 3
+    assert resized(plan, range(5)).shares == pytest.approx([x / (1 + 2 * mean) for x in (0.5, 0.3, 0.2, mean, mean)])
+    assert resized(plan, [0, 1, 3]).shares == pytest.approx([x / 1.2 for x in (0.5, 0.3, 0.4)])
+    assert resized(plan, [3, 4]).shares == (0.5, 0.5)
+    pairs = Plan(mesh=Mesh(replicate=2, tensor=2), batch=Batch(shares=(0.75, 0.25)))
+    assert resized(pairs, range(6)).shares == pytest.approx((0.5, 1 / 6, 1 / 3))
 
 
 @pytest.mark.parametrize(
