@@ -5,7 +5,7 @@ import os
 import torch
 
 from shoal.comm.rank import Rank
-from shoal.core.host import threads_per_worker
+from shoal.core.host import THREADS, threads_per_worker
 
 
 def pick_device(rank: Rank) -> torch.device:
@@ -18,6 +18,6 @@ def pick_device(rank: Rank) -> torch.device:
 
 
 def set_threads(rank: Rank) -> None:
-    """Give this worker its share of the node's cores, unless its launcher has decided already."""
-    if "OMP_NUM_THREADS" not in os.environ:
+    """Give this worker its share of the node's cores, unless whoever started it has decided that for good."""
+    if "OMP_NUM_THREADS" not in os.environ or os.environ.get(THREADS) == "shared":
         torch.set_num_threads(threads_per_worker(rank.local_workers))

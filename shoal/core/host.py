@@ -9,6 +9,9 @@ from pathlib import Path
 
 from shoal.core.control_groups import core_quota, memory_left
 
+THREADS = "SHOAL_THREADS"
+"""The variable by which a launcher says that workers share the cores among as many as there are: "shared"; else ""."""
+
 
 @functools.cache
 def host_id() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from shoal.core.errors import WorkerFailed
-from shoal.core.host import threads_per_worker
+from shoal.core.host import THREADS, threads_per_worker
 
 PYTHON = (sys.executable, "-m", "shoal")
 
@@ -129,7 +129,9 @@ def import_environment(env: Mapping[str, str], *, threads: int) -> dict[str, str
 
 def worker_environment(env: Mapping[str, str], *, threads: int, host: str, port: int) -> dict[str, str]:
     """Return that, and where all workers meet: in the store there, which their launcher hosts."""
+    is_given = "OMP_NUM_THREADS" in env or "MKL_NUM_THREADS" in env
     return import_environment(env, threads=threads) | {
+        THREADS: "" if is_given else "shared",
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -1,9 +1,14 @@
+import dataclasses
 import re
 
 import pytest
+import torch
 
-from shoal.comm.rank import Rank, read_rank
+from shoal.comm.device import set_threads
+from shoal.comm.rank import ALONE, Rank, read_rank
+from shoal.core import host
 from shoal.core.errors import ConfigError
+from shoal.launch.starting import worker_environment
 
 TORCHRUN = {
     "RANK": "3",
@@ -93,3 +98,17 @@ def test_the_first_host_of_a_node_list_hosts_the_store(nodes: str, first: str) -
 def test_variables_that_make_no_sense_are_named(env: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_rank(env)
+
+
+def test_workers_share_the_cores_among_as_many_as_there_are_unless_somebody_has_said_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 12)
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    for own in ({}, {"OMP_NUM_THREADS": "5"}):
+        for name, value in worker_environment(own, threads=6, host="h", port=1).items():
+            monkeypatch.setenv(name, value)
+        for workers in (2, 3, 1):
+            set_threads(dataclasses.replace(ALONE, local_workers=workers))
+    assert given == [6, 4, 12]
