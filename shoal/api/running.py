@@ -128,7 +128,12 @@ def run_workers(folder: RunFolder, job: Job | Program, plan: Plan, *, console: C
             goes_on = plan.goes_on and not isinstance(job, Program)
             on_loss = plan.on_loss if goes_on else None
             workers = launch_local(
-                starting, workers=plan.workers, timeout_s=plan.timeout_s, watch=watch, on_loss=on_loss
+                starting,
+                workers=plan.workers,
+                timeout_s=plan.timeout_s,
+                watch=watch,
+                on_loss=on_loss,
+                folder=folder,
             )
         cause = find_cause(folder, workers)
         if cause is not None:

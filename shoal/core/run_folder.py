@@ -19,6 +19,8 @@ runs/NAME/
   parameters/         the final parameters, where `shoal verify` asked for them
   result.json         how it ended
   lock                held by whoever trains it, for as long as that is so (see run_lock.py)
+  launcher.json       which process has started its workers and can start more, and how many there were at most
+  workers.json        with how many workers it is asked to go on (see launch/wishes.py)
   report.html         the page about it
 """
 
@@ -59,6 +61,8 @@ class RunFolder:
         self.parameters = path / "parameters"
         self.result_json = path / "result.json"
         self.lock = path / "lock"
+        self.launcher_json = path / "launcher.json"
+        self.workers_json = path / "workers.json"
         self.report_html = path / "report.html"
 
     def events_of(self, rank: int) -> Path:
@@ -109,7 +113,8 @@ class RunFolder:
                 write_whole(path, b"".join(lines))
             else:
                 path.unlink()
-        self.result_json.unlink(missing_ok=True)
+        for path in (self.result_json, self.launcher_json, self.workers_json):
+            path.unlink(missing_ok=True)
 
     def write_result(self, status: str, message: str = "", *, goes_on: bool = False) -> None:
         """Record how the run ended: done, failed or stopped; `goes_on` where its job will start it again."""

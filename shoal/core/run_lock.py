@@ -85,6 +85,11 @@ def is_held(folder: RunFolder) -> bool:
     return handle is None
 
 
+def holder_of(folder: RunFolder) -> Holder:
+    """Return who trains the run in `folder`, or who did last."""
+    return _read(folder.lock)
+
+
 def _taken(path: Path, *, patience_s: float) -> int | None:
     """Return a descriptor that holds the lock; None where another does; -1 where there are no locks."""
     try:

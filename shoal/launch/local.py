@@ -6,7 +6,8 @@
 2. Pass on what they print, line by line, and look at their ends as they come.
 3. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the workers, who stop in order (fault/preempt.py): they have the
    notice for it. So have the others when one has stopped by itself.
-4. With `on_loss`, workers that are lost are replaced, and the others go on (replacing.py).
+4. With `on_loss`, workers that are lost are replaced, and the others go on; and if the run is asked to go on with more
+   or fewer, some are started or ended (replacing.py).
 5. When one fails (and not merely because another is gone: then the one that is the cause gets `ECHO_S` to say so
    itself), when the notice is over, at a second signal, or at Ctrl-C, end all the others: SIGHUP, which workers do not
    take for a request to stop in order, and SIGKILL for those still there after `GRACE_S`; launchers on other hosts are
@@ -28,11 +29,13 @@ from typing import IO, Any
 from shoal.comm.rank import MEMBER
 from shoal.core.host import threads_per_worker
 from shoal.core.notice import read_notice_s
+from shoal.core.run_folder import RunFolder
 from shoal.launch.part import Part
 from shoal.launch.patience import STOPPED, Patience
 from shoal.launch.replacing import Replacing
 from shoal.launch.requests import Requests, stop_requests, stopped
 from shoal.launch.starting import NotStarted, Process, Starting, Vain, worker_environment
+from shoal.launch.wishes import Wishes
 from shoal.spec.on_loss import OnLoss
 
 GRACE_S = 2.0
@@ -80,20 +83,33 @@ class Watch:
 
 
 def launch_local(
-    starting: Starting, *, workers: int, timeout_s: float, watch: Watch, on_loss: OnLoss | None = None
+    starting: Starting,
+    *,
+    workers: int,
+    timeout_s: float,
+    watch: Watch,
+    on_loss: OnLoss | None = None,
+    folder: RunFolder | None = None,
 ) -> list[Worker]:
-    """Run `workers` worker processes on this machine until all have ended, and return them: see `launch_part`."""
+    """Run `workers` worker processes on this machine until all have ended, and return them: see `launch_part`.
+
+    `folder`: that of their run, through which it can be asked to go on with more or fewer (wishes.py).
+    """
     from shoal.comm.store import LOOPBACK, host_store  # imports torch
 
     store, port = host_store(host=LOOPBACK, timeout_s=timeout_s)
     part = Part(store, LOOPBACK, port, workers=workers, ranks=range(workers))
-    return launch_part(starting, part, watch=watch, on_loss=on_loss)
+    wishes = Wishes(folder, workers) if folder is not None and on_loss is not None and on_loss.go_on else None
+    return launch_part(starting, part, watch=watch, on_loss=on_loss, wishes=wishes)
 
 
-def launch_part(starting: Starting, part: Part, *, watch: Watch, on_loss: OnLoss | None = None) -> list[Worker]:
+def launch_part(
+    starting: Starting, part: Part, *, watch: Watch, on_loss: OnLoss | None = None, wishes: Wishes | None = None
+) -> list[Worker]:
     """Run a part of a run's workers on this machine until all of them have ended, and return them.
 
-    With `on_loss`, lost ones are replaced, if it says so: the last process of each worker is returned. Raises Stopped
+    With `on_loss`, lost ones are replaced, if it says so, and as many as is asked for by `wishes` (where all workers
+    are here) train: the last process of each worker is returned. Raises Stopped
     after every worker has ended: on Ctrl-C (exit code 130), and on a signal that was passed on (75) if not all of them
     stopped in order upon it, with 75, or were just done.
     """
@@ -105,7 +121,7 @@ def launch_part(starting: Starting, part: Part, *, watch: Watch, on_loss: OnLoss
         starting.open(_environment(part))
         start = functools.partial(_start, starting, part, in_vain=lambda: requests.ends_at_once)
         if on_loss is not None and on_loss.go_on:
-            replacing = Replacing(part.store, on_loss, start=start, say=watch.on_note)
+            replacing = Replacing(part.store, on_loss, start=start, say=watch.on_note, wishes=wishes)
             opened.enter_context(kept_memory(part.store))
         try:
             with contextlib.suppress(Vain):
@@ -162,7 +178,7 @@ def _environment(part: Part) -> dict[str, str]:
 
 
 def _start(starting: Starting, part: Part, rank: int, member: str = "", *, in_vain: Callable[[], bool]) -> Worker:
-    names = {"RANK": str(rank), "LOCAL_RANK": str(part.ranks.index(rank)), MEMBER: member}
+    names = {"RANK": str(rank), "LOCAL_RANK": str(rank - part.ranks.start), MEMBER: member}
     try:
         return Worker(rank, starting.start(names, in_vain), member=member)
     except OSError as error:

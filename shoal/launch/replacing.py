@@ -1,4 +1,4 @@
-"""Workers that are lost, and those that are started in their place.
+"""Workers that are lost, and those that are started in their place; and those that are added or ended as asked.
 
 1. Every worker is told what it is called (comm/members.py), and that whoever is lost is replaced.
 2. One that ends by a signal, or because it was cut off from the others (PeerLost), is lost. The others are told,
@@ -8,9 +8,15 @@
    this host, or on the disk.
 4. A worker that the others have given up, because it was silent, is killed: it is lost then.
 5. Any other end of a worker is the end of the run, as it always was: its own failure, or that somebody asked to stop.
+6. If the run is asked to go on with more workers (wishes.py), those with the next numbers are started, and join as one
+   that replaces another does. If with fewer, those with the highest numbers are ended, as if they were lost, and nobody
+   takes their place until more are asked for.
 """
 
+import contextlib
+import itertools
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import PeerLost
 from shoal.launch.starting import NotStarted
+from shoal.launch.wishes import Wishes
 from shoal.spec.on_loss import OnLoss
 
 if TYPE_CHECKING:
@@ -33,14 +40,24 @@ class Replacing:
     """What the launcher does about lost workers."""
 
     def __init__(
-        self, store: Any, settings: OnLoss, *, start: Callable[[int, str], "Worker"], say: Callable[[str], None]
+        self,
+        store: Any,
+        settings: OnLoss,
+        *,
+        start: Callable[[int, str], "Worker"],
+        say: Callable[[str], None],
+        wishes: Wishes | None = None,
     ) -> None:
-        """`start` starts worker NUMBER as member NAME; `store` is the one that the workers meet in."""
+        """`start` starts worker NUMBER as member NAME; `store` is the one that the workers meet in.
+
+        `wishes`: with how many workers the run is asked to go on, where it can be.
+        """
         from shoal.comm import members  # imports torch
 
         self._keys, self._members = members, members.members_of(store)
-        self._settings, self._start, self._say = settings, start, say
+        self._settings, self._start, self._say, self._wishes = settings, start, say, wishes
         self._starts: dict[int, int] = {}
+        self._first: dict[int, int] = {}  # how often a worker was started before it was asked for anew
         self._looks = 0
         self._due: list[tuple[Worker, float, int | None]] = []
 
@@ -52,9 +69,9 @@ class Replacing:
             yield self._next(number)
 
     def look(self, workers: list["Worker"], *, is_ending: bool) -> list["Worker"]:
-        """Deal with the workers that have ended since; return those that were started in their place.
+        """Deal with the workers that have ended since; return those that were started, in their place or besides.
 
-        They stand in `workers` where those stood. If all `is_ending`, nobody is replaced any more.
+        The former stand in `workers` where those stood. If all `is_ending`, nobody is started any more.
         """
         lost = [worker for worker in workers if not worker.is_lost and _is_loss(worker.exit_code)]
         for worker in lost:
@@ -65,7 +82,7 @@ class Replacing:
             else:
                 self._keys.tell_last(self._members, worker.rank)
         self._end_given_up(workers)
-        return [] if is_ending else self._start_due(workers)
+        return [] if is_ending else [*self._start_due(workers), *self._scale(workers)]
 
     def is_finished(self) -> bool:
         """Return whether the workers have come to the end of the run."""
@@ -91,13 +108,16 @@ class Replacing:
             try:
                 started.append(self._next(worker.rank))
             except NotStarted as error:
-                self._say(f"{error} The others go on without it.")
-                self._keys.tell_last(self._members, worker.rank)
+                self._leave_out(worker.rank, error)
                 continue
             workers[workers.index(worker)] = started[-1]
         if started:
             self._await_all(workers)
         return started
+
+    def _leave_out(self, number: int, why: NotStarted) -> None:
+        self._say(f"{why} The others go on without it.")
+        self._keys.tell_last(self._members, number)
 
     def _may_start(self, worker: "Worker", workers: list["Worker"]) -> bool:
         """Return whether another may be started in the place of `worker`, and say so."""
@@ -107,7 +127,7 @@ class Replacing:
         if self.is_finished():
             self._say(f"{who}, at the end of the run.")
             return False
-        if self._starts[worker.rank] > self._settings.restarts:
+        if self._starts[worker.rank] - self._first.get(worker.rank, 0) > self._settings.restarts:
             self._say(f"{who}; {rest}. It was started {self._settings.restarts + 1} times, and is not again.")
             return False
         self._say(f"{who}; {rest}, and another is started in its place.")
@@ -121,12 +141,69 @@ class Replacing:
             running = [worker.member for worker in workers if worker.exit_code is None]
             self._keys.await_members(self._members, running)
 
+    def _scale(self, workers: list["Worker"]) -> list["Worker"]:
+        """Start workers, or end some, if the run was asked to go on with more or fewer; return those started."""
+        if self._wishes is None or any(worker.is_lost != (worker.exit_code is not None) for worker in workers):
+            return []  # some that are to end have not yet; or some have ended by themselves, and with them the run
+        wanted = self._wishes.look()
+        if wanted is None or self.is_finished():
+            return []
+        numbers = {worker.rank for worker in workers if worker.exit_code is None}
+        numbers |= {worker.rank for worker, _, _ in self._due}
+        asked = f"the run was asked for {wanted} {'worker' if wanted == 1 else 'workers'} (shoal scale)"
+        free = (number for number in itertools.count() if number not in numbers)
+        added = list(itertools.islice(free, max(0, wanted - len(numbers))))
+        ended = sorted(numbers)[wanted:]
+        if added:
+            self._say(f"{_named(added)} added: {asked}.")
+        elif ended:
+            self._say(f"{_named(ended)} ended: {asked}.")
+            self._end(ended, workers, f"was ended, for {asked}")
+        else:
+            self._say(f"{asked}, and has as many.")
+        return [started for number in added if (started := self._add(number, workers)) is not None]
+
+    def _add(self, number: int, workers: list["Worker"]) -> "Worker | None":
+        """Start worker `number`, which is not there: it never was, or has ended. None where there is no room for it."""
+        assert self._wishes is not None
+        self._first[number] = self._starts.get(number, 0)
+        self._keys.tell_started(self._members, number, workers=self._wishes.workers)
+        self._wishes.note(number + 1)
+        try:
+            started = self._next(number)
+        except NotStarted as error:
+            self._leave_out(number, error)
+            return None
+        place = next((place for place, worker in enumerate(workers) if worker.rank == number), len(workers))
+        workers[place : place + 1] = [started]
+        return started
+
+    def _end(self, numbers: Iterable[int], workers: list["Worker"], why: str) -> None:
+        """End the workers of these `numbers`; the others are told of all at once, and go on without them."""
+        self._due = [one for one in self._due if one[0].rank not in numbers]
+        ending = [worker for worker in workers if worker.rank in numbers and worker.exit_code is None]
+        for worker in ending:
+            self._keys.note_dead(self._members, worker.member, why)
+        for worker in ending:
+            worker.is_lost = worker.is_ended_by_us = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+        for number in numbers:
+            self._keys.tell_last(self._members, number)
+        for worker in ending:
+            self._keys.tell_dead(self._members, worker.member, why)
+
     def _end_given_up(self, workers: list["Worker"]) -> None:
         self._looks += 1
         if self._looks % _LOOK_EVERY == 0:
             for worker in workers:
                 if worker.exit_code is None and self._members.check([self._keys.dead_key(worker.member)]):
                     worker.process.kill()
+
+
+def _named(numbers: list[int]) -> str:
+    """Return "worker 2 is", or "workers 2, 3 are"."""
+    return f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} {'are' if len(numbers) > 1 else 'is'}"
 
 
 def _is_loss(code: int | None) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from shoal.comm.rank import MEMBER
 from shoal.comm.shm import kept
 from shoal.core.errors import WorkerFailed
+from shoal.core.run_folder import RunFolder
 from shoal.launch.local import Watch, Worker, launch_local
 from shoal.launch.starting import Process, Spawning
 from shoal.spec.on_loss import OnLoss
@@ -25,6 +26,12 @@ member = os.environ["SHOAL_MEMBER"]
 print(member, flush=True)
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), wait_for_workers=False)
 members = dist.PrefixStore("members", store)
+"""
+ASKING = """
+from pathlib import Path
+from shoal.core.run_folder import RunFolder
+from shoal.launch import wishes
+ask = lambda path, workers: wishes.ask(RunFolder(Path(path)), workers)
 """
 
 
@@ -40,7 +47,7 @@ class Refused(Spawning):
 
 
 def launch(
-    code: str, *, workers: int = 2, restarts: int = 1, refused: str = ""
+    code: str, *, workers: int = 2, restarts: int = 1, refused: str = "", folder: RunFolder | None = None
 ) -> tuple[list[Worker], list[str], list[str]]:
     """Run `code` as the workers; return how they ended, what they printed, and what the launcher said."""
     lines: list[str] = []
@@ -48,7 +55,8 @@ def launch(
     watch = Watch(on_line=lambda _, line: lines.append(line), on_note=notes.append)
     command = Refused([sys.executable, "-c", code])
     command.refused = refused
-    ended = launch_local(command, workers=workers, timeout_s=60, watch=watch, on_loss=OnLoss(restarts=restarts))
+    on_loss = OnLoss(restarts=restarts)
+    ended = launch_local(command, workers=workers, timeout_s=60, watch=watch, on_loss=on_loss, folder=folder)
     return ended, lines, notes
 
 
@@ -162,6 +170,64 @@ def test_one_that_leaves_before_the_end_of_the_run_ends_it() -> None:
     ended, _, _ = launch(code)
     assert ended[1].exit_code == 0
     assert ended[0].exit_code in ENDED
+
+
+def test_who_asks_for_as_many_as_before_gets_one_that_was_started_often_enough_and_more_if_wanted(
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder.create(tmp_path, "run", "run")
+    code = f"""
+if member == "1.0":
+    os.kill(os.getpid(), signal.SIGKILL)
+if member == "0.0":
+    members.wait(["last 1"])
+    ask({str(folder.path)!r}, 3)
+    members.wait(["up 1.1", "up 2.0"])
+    print("last:", members.check(["last 1"]), members.get("numbers").decode(), flush=True)
+    members.set("go", "1")
+members.set(f"up {{member}}", "1")
+members.wait(["go"])
+print(member, os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"], flush=True)
+members.set("finished", "1")
+members.set(f"done {{member}}", "1")
+"""
+    ended, lines, notes = launch(MEETING + ASKING + code, restarts=0, folder=folder)
+    assert [(worker.rank, worker.member, worker.is_done) for worker in ended] == [
+        (0, "0.0", True),
+        (1, "1.1", True),
+        (2, "2.0", True),
+    ]
+    assert {"last: False 3", "1.1 1 1 2", "2.0 2 2 2"} <= set(lines)
+    assert notes[-1] == "workers 1, 2 are added: the run was asked for 3 workers (shoal scale)."
+
+
+def test_those_that_are_ended_are_told_of_and_nobody_takes_their_place_until_more_are_asked_for(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", "run")
+    code = f"""
+if member == "0.0":
+    members.wait(["up 1.0", "up 2.0"])
+    ask({str(folder.path)!r}, 1)
+    members.wait(["last 1", "last 2"])
+    print(members.get("dead 2.0").decode(), flush=True)
+    ask({str(folder.path)!r}, 2)
+    members.wait(["up 1.1"])
+    members.set("go", "1")
+members.set(f"up {{member}}", "1")
+members.wait(["go"])
+members.set("finished", "1")
+members.set(f"done {{member}}", "1")
+"""
+    ended, lines, notes = launch(MEETING + ASKING + code, workers=3, folder=folder)
+    assert [(worker.member, worker.is_lost, worker.is_done) for worker in ended] == [
+        ("0.0", False, True),
+        ("1.1", False, True),
+        ("2.0", True, True),
+    ]
+    assert any("was ended, for the run was asked for 1 worker (shoal scale)" in line for line in lines)
+    assert notes == [
+        "workers 1, 2 are ended: the run was asked for 1 worker (shoal scale).",
+        "worker 1 is added: the run was asked for 2 workers (shoal scale).",
+    ]
 
 
 def test_what_a_lost_worker_had_started_is_ended_and_memory_is_given_back(

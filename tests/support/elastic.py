@@ -116,7 +116,7 @@ def train(folder: Path, plan: Plan, faults: list[Fault], *, awaited: int = 0) ->
         for name, value in variables.items():
             patch.setenv(name, value)
         workers = launch_local(
-            workers_of(run.path), workers=plan.workers, timeout_s=60, watch=watch, on_loss=plan.on_loss
+            workers_of(run.path), workers=plan.workers, timeout_s=60, watch=watch, on_loss=plan.on_loss, folder=run
         )
     cause = find_cause(run, workers)
     events = {number: EventReader(run.events_of(number)).poll() for number in range(plan.workers)}
