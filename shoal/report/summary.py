@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from shoal.core.errors import ShoalError
 from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
+from shoal.launch.wishes import read_launcher
 from shoal.report.logs.facts import Call, Fault, Loading, LoadingOver, MemoryOver, Saved, Shares, TraceFile, merge_calls
 from shoal.report.logs.log import WorkerLog, clean
 from shoal.report.logs.measured import Measured, StepTimes, Stretch, measure, per_second
@@ -239,12 +240,18 @@ def _read(cls: type[T], path: Path, missing: list[str]) -> T | None:
 
 
 def _log_paths(run: RunFolder, workers: int | None, missing: list[str]) -> list[Path]:
-    """Return the log of each worker of the plan; without a plan, of each rank up to the highest that has one."""
+    """Return the log of each worker of the plan, and of those that were added to them (`shoal scale`).
+
+    Without a plan, of each rank up to the highest that has one.
+    """
     names = [re.fullmatch(r"rank-(\d{1,6})\.jsonl", path.name) for path in run.events.glob("rank-*.jsonl")]
     ranks = [int(match[1]) for match in names if match]
     if workers is None:
         workers = max(ranks, default=-1) + 1
         missing.append(f"Without a plan, the number of workers is taken from the logs: {workers}.")
+    launcher = read_launcher(run)
+    if launcher is not None:
+        workers = max(workers, min(launcher.workers, max(ranks, default=-1) + 1))
     strangers = [rank for rank in ranks if rank >= workers]
     if strangers:
         missing.append(f"The plan has no {ranks_in_words(strangers)}: what is logged there is left out.")

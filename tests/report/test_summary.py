@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from rich.console import Console
 
 from shoal.core.events import EventLog
 from shoal.core.run_folder import RunFolder
+from shoal.launch.wishes import Wishes
 from shoal.report.advice import advise
 from shoal.report.summary import Summary, summarize
 from shoal.report.table import render
 from shoal.report.verdict import headline, remarks
+from tests.support.runs import step_fields
 
 MakeRun = Callable[..., RunFolder]
 StepFields = Callable[[int, int], dict[str, Any]]
@@ -212,6 +215,19 @@ def test_without_a_plan_the_logs_say_how_many_workers_there_were(run: RunFolder)
 def test_a_log_that_no_worker_of_the_plan_wrote_is_left_out(run: RunFolder) -> None:
     run.events_of(5).write_text("")
     assert summarize(run).missing == ("The plan has no worker 5: what is logged there is left out.",)
+
+
+def test_the_logs_of_workers_that_were_added_count_and_those_that_were_ended_are_not_cut_short(run: RunFolder) -> None:
+    Wishes(run, 2).note(3)
+    for rank in (0, 2):
+        with closing(EventLog(run.events_of(rank))) as log:
+            log.write("joined", time=1003.0, joined=[2], workers=3, step=3)
+            log.write("step", time=1004.5, **step_fields(4, rank))
+            log.write("loss", time=1005.0, dead=[2], workers=2, step=4)
+    summary = summarize(run)
+    assert summary.workers == 3
+    assert summary.missing == ("The log of worker 2 has no end, so its peak memory is unknown.",)
+    assert shown(summary)
 
 
 def test_a_log_that_is_a_folder_is_said(run: RunFolder) -> None:

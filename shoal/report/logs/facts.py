@@ -84,6 +84,8 @@ class Fault:
     parts_s: tuple[tuple[str, float], ...] = ()
     """What the recovery was made of, by name."""
     lost_steps: int | None = None
+    workers: tuple[int, ...] = ()
+    """Who was lost, or came."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,16 @@ def missing_from_logs(logs: list[WorkerLog], status: str, *, is_program: bool = 
     if idle:
         yield f"No step in the log of {ranks_in_words(idle)}."
     last_step = max((log.last_step for log in logs if log.last_step is not None), default=None)
+    gone = _gone(logs)
     for log in logs:
-        yield from _missing_from_log(log, last_step, status)
+        yield from _missing_from_log(log, last_step, status, is_gone=log.rank in gone)
+
+
+def _gone(logs: list[WorkerLog]) -> set[int]:
+    """Return the workers that were lost, or ended as asked, and never came back: that is said of them already."""
+    changes = [fault for log in logs for fault in log.faults if fault.kind in ("lost", "joined")]
+    last = {rank: fault.kind for fault in sorted(changes, key=lambda fault: fault.time_s) for rank in fault.workers}
+    return {rank for rank, kind in last.items() if kind == "lost"}
 
 
 def ranks_in_words(ranks: list[int]) -> str:
@@ -34,7 +42,7 @@ def ranks_in_words(ranks: list[int]) -> str:
     return f"worker{'' if len(ranks) == 1 else 's'} {words}"
 
 
-def _missing_from_log(log: WorkerLog, last_step: int | None, status: str) -> Iterator[str]:
+def _missing_from_log(log: WorkerLog, last_step: int | None, status: str, *, is_gone: bool) -> Iterator[str]:
     whose = f"The log of worker {log.rank}"
     if log.unreadable:
         yield f"{whose} cannot be read: {log.unreadable}."
@@ -49,7 +57,7 @@ def _missing_from_log(log: WorkerLog, last_step: int | None, status: str) -> Ite
         yield f"{whose} lacks {log.lacking_steps} of the steps up to {log.last_step}."
     # Workers of a run that did not end well, or not yet, may be a step apart.
     tolerated = 0 if status == "done" else 1
-    if last_step - log.last_step > tolerated:
+    if last_step - log.last_step > tolerated and not is_gone:
         yield f"{whose} was cut short: it ends at step {log.last_step}, the run went on to step {last_step}."
     if status == "done" and not log.ended:
         yield f"{whose} has no end, so its peak memory is unknown."

@@ -162,6 +162,7 @@ def _take_change(log: WorkerLog, event: Event, kind: str, who: Any) -> bool:
         recovery_s=amount(event.get("recovery_s")),
         parts_s=tuple((word, seconds) for word, seconds in parts if seconds is not None),
         lost_steps=whole(event.get("lost_steps")),
+        workers=tuple(ranks),
     )
     log.faults.append(fault)
     return True
