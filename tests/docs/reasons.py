@@ -4,6 +4,7 @@ import re
 
 NOT_RUN: dict[str, str] = {
     r"--slurm|shoal (attach|cancel) ": "it needs a Slurm cluster: tests/launch/slurm and tests/tasks run it on one",
+    r"^shoal scale ": "it needs a run that is being trained: tests/training/test_scale.py has some",
     r"/scratch|/local/me": "this machine has no such disk",
     r"--tokenizer gpt2": "the tokenizer of GPT-2 is on a hub: tests/data/sources has others",
     r"^(python|make) .*bench": "it measures for minutes, and some need root",
