@@ -69,9 +69,12 @@ def tell_dead(members: dist.Store, member: str, why: str) -> None:
         tell(members, generation, over=f"worker {number_of(member)} {why}")
 
 
-def note_dead(members: dist.Store, member: str, why: str) -> None:
-    """Write that `member` has ended, or is about to; who is told of another's end then knows of both."""
-    members.compare_set(dead_key(member), "", json.dumps({"why": why, "time": time.time()}))
+def note_dead(members: dist.Store, member: str, why: str, *, is_asked: bool = False) -> None:
+    """Write that `member` has ended, or is about to; who is told of another's end then knows of both.
+
+    `is_asked`: somebody wants the run to go on with fewer workers.
+    """
+    members.compare_set(dead_key(member), "", json.dumps({"why": why, "time": time.time(), "is_asked": is_asked}))
 
 
 def tell_last(members: dist.Store, number: int) -> None:

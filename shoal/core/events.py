@@ -19,7 +19,8 @@ The kinds of line, by their `kind`:
     checkpoint  step, stall_s, write_s, bytes         one was written (by way of the node: local_s), or not: error
     snapshot    step, bytes, ...                      kept in memory for when a worker is lost; what it costs
     hang        sentence, blamed, still_s             why nothing goes on, as one worker says it for all
-    loss        dead, generation, workers, step, detected_s, agreed_s, rebuilt_s, recovery_s, lost_steps
+    loss        dead, generation, workers, step, detected_s, agreed_s, rebuilt_s, recovery_s, lost_steps;
+                ended: those of the dead that were ended as asked (`shoal scale`)
     joined      joined, and else as for a loss        both: once the next step is done; one of the survivors
     error       type, message, traceback              the worker's last words
     end         step, peak_bytes, state_bytes         the worker finished; it holds so many parameters, gradients, ...

@@ -183,7 +183,7 @@ class Replacing:
         self._due = [one for one in self._due if one[0].rank not in numbers]
         ending = [worker for worker in workers if worker.rank in numbers and worker.exit_code is None]
         for worker in ending:
-            self._keys.note_dead(self._members, worker.member, why)
+            self._keys.note_dead(self._members, worker.member, why, is_asked=True)
         for worker in ending:
             worker.is_lost = worker.is_ended_by_us = True
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -36,7 +36,10 @@ class Recovery:
         """Say that groups, model and state are there again, in `run`."""
         self._rebuilt_s, self._step = time.time(), run.step_count
         workers = f"{run.rank.workers} {'worker goes' if run.rank.workers == 1 else 'workers go'} on"
-        said = [f"Worker {number} is lost: it {word['why']}." for number, word in sorted(self._lost.items())]
+        said = [
+            f"Worker {number} {'' if number in self._ended() else 'is lost: it '}{word['why']}."
+            for number, word in sorted(self._lost.items())
+        ]
         if self._joined:
             said.append(f"Worker{'s' if len(self._joined) > 1 else ''} {_listed(self._joined)} joined.")
         run.say(f"{' '.join([*said, ''])}{workers} after step {run.step_count}.")
@@ -61,12 +64,17 @@ class Recovery:
             log.write(
                 "loss",
                 dead=sorted(self._lost),
+                ended=self._ended(),
                 detected_s=round(self._ended_s - self._died_s, 4),
                 lost_steps=max(0, self._reached(run) - self._step),
                 **spent,
             )
         if self._joined:
             log.write("joined", joined=self._joined, **spent)
+
+    def _ended(self) -> list[int]:
+        """Return those of the lost that were ended as somebody has asked."""
+        return sorted(number for number, word in self._lost.items() if word.get("is_asked"))
 
     def _reached(self, run: Run) -> int:
         """Return the last step that was done before: as survivors know, or as the dead have written down."""

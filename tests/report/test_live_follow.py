@@ -145,6 +145,23 @@ def test_a_lost_worker_is_lost_until_it_or_another_takes_its_place(tmp_path: Pat
     assert state.workers[2].host == "node-7"
 
 
+def test_workers_that_are_added_are_shown_and_one_that_was_ended_as_asked_is_no_trouble(growing: Growing) -> None:
+    growing.start()
+    growing.steps(1, 10)
+    growing.write(2, "start", 10, pid=3, host="node-0")
+    growing.write(0, "joined", 11, joined=[2], workers=3, step=10)
+    growing.step(2, 11)
+    growing.steps(11, 11)
+    follower = Follower(growing.folder)
+    assert states(follower.look()) == ["running"] * 3
+    growing.write(0, "loss", 12, dead=[1, 2], ended=[2], workers=1, step=11)
+    growing.step(0, 13)
+    state = follower.look()
+    assert states(state) == ["running", "lost", "stopped"]
+    assert words(state)[2] == "ended at step 11, as asked"
+    assert [worker.share is None for worker in state.workers] == [False, True, True]
+
+
 def test_a_replaced_worker_is_not_lost_where_its_start_was_written_before_the_loss(growing: Growing) -> None:
     growing.start()
     growing.steps(1, 10)

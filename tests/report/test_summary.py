@@ -223,9 +223,10 @@ def test_the_logs_of_workers_that_were_added_count_and_those_that_were_ended_are
         with closing(EventLog(run.events_of(rank))) as log:
             log.write("joined", time=1003.0, joined=[2], workers=3, step=3)
             log.write("step", time=1004.5, **step_fields(4, rank))
-            log.write("loss", time=1005.0, dead=[2], workers=2, step=4)
+            log.write("loss", time=1005.0, dead=[2], ended=[2], workers=2, step=4)
     summary = summarize(run)
     assert summary.workers == 3
+    assert summary.faults[-1].sentence == "Worker 2 was ended; 2 go on."
     assert summary.missing == ("The log of worker 2 has no end, so its peak memory is unknown.",)
     assert shown(summary)
 

@@ -16,7 +16,7 @@ from shoal.core.run_folder import RunFolder
 from shoal.core.toml import read_toml
 from shoal.launch.slurm.sbatch import CANCELLED
 from shoal.report.live.log import LiveLog, LiveStep, sample_steps
-from shoal.report.live.state import LOST, Curve, LiveState, WorkerState
+from shoal.report.live.state import Curve, LiveState, WorkerState
 from shoal.report.live.workers import describe, furthest
 from shoal.report.logs.log import clean, number
 from shoal.report.split import PARTS, split_step
@@ -45,6 +45,8 @@ class Follower:
         self._recent: deque[LiveStep] = deque(maxlen=4096)
         self._lost: dict[int, float] = {}
         """The workers that were lost, and when that was written."""
+        self._ended: set[int] = set()
+        """Those of them that were ended, as somebody has asked for fewer."""
         self._hang: dict[str, Any] = {}
         self._heard_s = time.monotonic()
         self.news: list[dict[str, Any]] = []
@@ -120,6 +122,7 @@ class Follower:
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["kind"]
         if kind == "loss":
+            self._ended = (self._ended - _ranks_in(event.get("dead"))) | _ranks_in(event.get("ended"))
             self._lost |= dict.fromkeys(_ranks_in(event.get("dead")), number(event.get("time")) or 0.0)
         elif kind == "joined":
             self._forget_lost(_ranks_in(event.get("joined")))
@@ -193,14 +196,14 @@ class Follower:
     def _worker(
         self, log: LiveLog, front: LiveLog | None, split: dict[str, float], *, blamed: set[int], is_over: bool
     ) -> WorkerState:
-        state, words = describe(log, front, lost=self._lost, blamed=blamed, is_over=is_over)
+        state, words = describe(log, front, lost=self._lost, ended=self._ended, blamed=blamed, is_over=is_over)
         predicted = self._plan.predicted.peak_bytes if self._plan and self._plan.predicted else ()
         return WorkerState(
             rank=log.rank,
             state=state,
             words=words,
             step=log.last.number if log.last else None,
-            share=None if state == LOST else _share(log.last),
+            share=None if log.rank in self._lost else _share(log.last),
             host=log.host,
             peak_bytes=log.peak_bytes,
             predicted_bytes=predicted[log.rank] if log.rank < len(predicted) else None,

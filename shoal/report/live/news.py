@@ -33,7 +33,8 @@ def _hang(event: dict[str, Any]) -> str:
 
 
 def _loss(event: dict[str, Any]) -> str:
-    return f"Lost: {_who(event.get('dead'))}. {_went_on(event)}"
+    is_asked = event.get("ended") and event.get("ended") == event.get("dead")
+    return f"{'Ended' if is_asked else 'Lost'}: {_who(event.get('dead'))}. {_went_on(event)}"
 
 
 def _joined(event: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What each worker of a run is doing, told from the logs of all: a worker's own log does not say that it is late.
 
 1. What it has said itself counts first: that it failed, stopped or is done.
-2. Then what others said of it: that it is lost, or holds them up, which makes them wait.
+2. Then what others said of it: that it is lost, was ended as asked, or holds them up, which makes them wait.
 3. Else its last step is held against that of the worker that is furthest: late is one that was done with its last step
    well before the other was, and lies two steps back or more.
 4. Who has written nothing for long, while the others did, is silent.
@@ -33,13 +33,19 @@ def furthest(logs: Sequence[LiveLog]) -> LiveLog | None:
 
 
 def describe(
-    log: LiveLog, front: LiveLog | None, *, lost: Collection[int], blamed: Collection[int], is_over: bool
+    log: LiveLog,
+    front: LiveLog | None,
+    *,
+    lost: Collection[int],
+    ended: Collection[int] = (),
+    blamed: Collection[int],
+    is_over: bool,
 ) -> tuple[str, str]:
     """Return the state of a worker, one of `live_state.STATES`, and the same in words."""
     at = f"step {log.last.number:,}" if log.last else ""
     where = f" at {at}" if at else " before its first step"
     if log.rank in lost:
-        return states.LOST, f"lost{where}"
+        return (states.STOPPED, f"ended{where}, as asked") if log.rank in ended else (states.LOST, f"lost{where}")
     if log.error:
         is_stopped = log.error.startswith(_STOPPED)
         return (states.STOPPED, f"stopped{where}") if is_stopped else (states.FAILED, f"failed{where}: {log.error}")

@@ -73,7 +73,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong, or was mended: a worker lost, one that came, a hang, a checkpoint not written, a new start."""
+    """What went wrong, or was mended: a worker lost, ended or come, a hang, a checkpoint not written, a new start."""
 
     time_s: float
     step: int | None

@@ -25,9 +25,9 @@ def missing_from_logs(logs: list[WorkerLog], status: str, *, is_program: bool = 
 
 def _gone(logs: list[WorkerLog]) -> set[int]:
     """Return the workers that were lost, or ended as asked, and never came back: that is said of them already."""
-    changes = [fault for log in logs for fault in log.faults if fault.kind in ("lost", "joined")]
+    changes = [fault for log in logs for fault in log.faults if fault.kind in ("lost", "ended", "joined")]
     last = {rank: fault.kind for fault in sorted(changes, key=lambda fault: fault.time_s) for rank in fault.workers}
-    return {rank for rank, kind in last.items() if kind == "lost"}
+    return {rank for rank, kind in last.items() if kind != "joined"}
 
 
 def ranks_in_words(ranks: list[int]) -> str:

@@ -136,7 +136,8 @@ def _take_hang(log: WorkerLog, event: Event) -> bool:
 
 
 def _take_loss(log: WorkerLog, event: Event) -> bool:
-    return _take_change(log, event, "lost", event.get("dead"))
+    is_asked = event.get("ended") and event.get("ended") == event.get("dead")
+    return _take_change(log, event, "ended" if is_asked else "lost", event.get("dead"))
 
 
 def _take_joined(log: WorkerLog, event: Event) -> bool:
