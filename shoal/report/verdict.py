@@ -16,6 +16,8 @@ OTHER = "other"
 
 # A tenth of a step: below it, a remark costs the reader more time than the run.
 _REMARKABLE = 0.10
+# Less is predicted by rounding alone.
+_NONE_S = 1e-6
 
 
 def verdict(summary: Summary) -> str:
@@ -51,7 +53,8 @@ def remarks(summary: Summary) -> Iterator[str]:
     ):
         measured_s, predicted_s = summary.parts["comm_s"], summary.predicted.comm_s
         if measured_s > 1.5 * predicted_s:
-            times = f"{1e3 * measured_s:.3g} ms of each step, and {1e3 * predicted_s:.3g} ms were predicted"
+            predicted = f"{1e3 * predicted_s:.3g} ms were" if predicted_s > _NONE_S else "none was"
+            times = f"{1e3 * measured_s:.3g} ms of each step, and {predicted} predicted"
             yield f"Waiting for communication took {times}: a late worker, or a busy link, keeps the others waiting."
     yield from failed_advisers(summary)
 

@@ -78,10 +78,11 @@ def prepare_run(job: Job, plan: Plan, asked: Asked, *, say: Say, holds: ExitStac
     if plan.on_loss.go_on and not plan.goes_on and plan.workers > 1:
         say("DeepSpeed's workers cannot go on without one that is lost: the run would end; --resume goes on with it.")
     plan = dataclasses.replace(plan, predicted=predict_plan(job, plan, profile, cluster=host, say=say))
+    before = _before(asked, plan)
+    log = loggers_of(before) if asked.loggers is None else asked.loggers
+    check_loggers(log)
     with ExitStack() as here:
-        folder = _opened(asked, plan, here if holds is None else holds)
-        log = loggers_of(folder) if asked.loggers is None else asked.loggers
-        check_loggers(log)
+        folder = _opened(asked, plan, before, here if holds is None else holds)
         told = {"trace": asked.trace, "log": log, "notes": notes}
         write_run(folder, job, plan, host, file=asked.file, variable=asked.variable, **told)
     return folder
@@ -116,14 +117,21 @@ def best_notes(job: Job, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _opened(asked: Asked, plan: Plan, holds: ExitStack) -> RunFolder:
-    """Return the folder of a new run; or of the one that is to be gone on with, ready for it."""
-    runs, name = asked.runs, asked.name
-    if not plan.checkpoint.resume or name is None or not (runs / name / "run.toml").is_file():
-        folder = RunFolder.create(runs, name, stem=asked.file.stem if asked.file else "run")
+def _before(asked: Asked, plan: Plan) -> RunFolder | None:
+    """Return the run that is to be gone on with, if there is one of that name."""
+    if not plan.checkpoint.resume or asked.name is None:
+        return None
+    folder = RunFolder(asked.runs / asked.name)
+    return folder if folder.run_toml.is_file() else None
+
+
+def _opened(asked: Asked, plan: Plan, before: RunFolder | None, holds: ExitStack) -> RunFolder:
+    """Return the folder of a new run; or `before`, the one that is to be gone on with, ready for it."""
+    if before is None:
+        folder = RunFolder.create(asked.runs, asked.name, stem=asked.file.stem if asked.file else "run")
         holds.enter_context(held(folder))
         return folder
-    folder = RunFolder.open(runs / name)
+    folder = RunFolder.open(before.path)
     holds.enter_context(held(folder))
     there = committed(folder.checkpoints)
     folder.begin_attempt(step=step_of(there[-1]) if there else 0, workers=plan.workers)

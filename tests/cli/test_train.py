@@ -135,3 +135,12 @@ def test_a_plan_file_is_followed_and_flags_override_it(tmp_path: Path, capfd: py
     used = read_toml(Plan, tmp_path / "p" / "plan.toml")
     assert (used.workers, used.shares, used.precision, used.batch.micro_batch) == (1, (1.0,), "bf16", 2)
     assert len(json.loads(capfd.readouterr().out)["losses"]) == 2
+
+
+def test_a_logger_that_is_not_installed_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.training.loggers.registry.find_spec", lambda _: None)
+    assert main(["train", str(job_file(tmp_path)), "--runs", str(tmp_path / "runs"), "--name", "mine"]) == 2
+    assert "tensorboard is not installed" in capfd.readouterr().err
+    assert not (tmp_path / "runs" / "mine").exists()

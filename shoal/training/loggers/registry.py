@@ -25,9 +25,9 @@ def check_loggers(names: tuple[str, ...]) -> None:
         LOGGERS[name].check()
 
 
-def loggers_of(folder: RunFolder) -> tuple[str, ...]:
-    """Return the loggers of the run in `folder`."""
-    if not folder.job_toml.is_file():
+def loggers_of(folder: RunFolder | None) -> tuple[str, ...]:
+    """Return the loggers of the run in `folder`; of a new run if there is none."""
+    if folder is None or not folder.job_toml.is_file():
         return JobRecord.log
     return read_toml(JobRecord, folder.job_toml).log
 
