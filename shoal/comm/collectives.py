@@ -27,6 +27,7 @@ __all__ = [
     "start_gather",
     "start_sum",
     "subgroup",
+    "sum_together",
 ]
 
 
@@ -38,6 +39,17 @@ def start_sum(tensor: torch.Tensor, group: ProcessGroup) -> Work:
     """Start summing `tensor` over `group`, in place; after `.wait()` on what is returned, the sum is there."""
     work: Work = dist.all_reduce(tensor, op=ReduceOp.SUM, group=group, async_op=True)
     return work
+
+
+def sum_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+    """Put the sums over `group` into tensors of one dtype, by one collective. Called by all its workers."""
+    if not tensors:
+        return
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    start_sum(together, group).wait()
+    parts = torch.split(together, [tensor.numel() for tensor in tensors])
+    for tensor, values in zip(tensors, parts, strict=True):
+        tensor.copy_(values.view_as(tensor))
 
 
 def gather_parts(part: torch.Tensor, group: ProcessGroup) -> list[torch.Tensor]:

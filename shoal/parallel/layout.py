@@ -42,6 +42,8 @@ class Layout:
     """Entered while divided layers wait for communication."""
     take_over: Callable[[], None] = lambda: None
     """Adds to the gradients what a codec had not sent while there was somebody to send it to."""
+    agree: Callable[[], None] = lambda: None
+    """Makes those gradients the same that workers of the tensor axis hold alike, where a codec has made them differ."""
     sum_tied: Callable[[], None] = lambda: None
     """Sums the gradients of weights that several stages of a pipeline share. Called by every worker."""
     why_whole: str = ""
@@ -83,6 +85,7 @@ class Layout:
         if self.mesh is not None and self.scalars and self.meets:
             sum_scalars(self.scalars, data_group(self.mesh))
         self.take_over()
+        self.agree()
         self.sum_tied()  # after it: what is pending of a tied weight is each stage's own
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from shoal.comm.collectives import ProcessGroup, Waiting, all_gather_into, reduce_scatter_into, start_sum
+from shoal.comm.collectives import ProcessGroup, Waiting, all_gather_into, reduce_scatter_into, sum_together
 from shoal.comm.shm.group import SharedGroup
 from shoal.parallel.torch_private import time_waits
 
@@ -71,13 +71,7 @@ def begin_micro_batch(root: FSDPModule, *, zero: int, is_last: bool) -> None:
 
 def sum_scalars(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
     """Sum the gradients of scalar parameters over `group`. Called by all its workers."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return
-    together = torch.stack(gradients)
-    start_sum(together, group).wait()
-    for gradient, value in zip(gradients, together, strict=True):
-        gradient.copy_(value)
+    sum_together([p.grad for p in parameters if p.grad is not None], group)
 
 
 def _sharded_modules(module: nn.Module) -> list[FSDPModule]:

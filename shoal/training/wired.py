@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from shoal.comm.collectives import sum_together
 from shoal.comm.mesh import Position, device_mesh, position_of
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import SharedGroup
@@ -100,6 +101,8 @@ def wire(job: Job, plan: Plan, folder: RunFolder, place: Place, *, clock: StepCl
             compress_shards(root, meeting.feedback, watch=place.watch)
     if meeting.feedback is not None and plan.mesh.data == 1:
         state.layout.take_over = _taking_over(meeting.feedback, state.layout, plan)
+    if meeting.feedback is not None and plan.mesh.tensor > 1:
+        state.layout.agree = _agreeing(state.layout)
     if rank.index == 0:
         write_toml(folder.communication_toml, meeting.communication)
     engine = build_engine(state, job, plan, device=device, clock=clock, meeting=meeting)
@@ -136,6 +139,26 @@ def _taking_over(feedback: ErrorFeedback, layout: Layout, plan: Plan) -> Callabl
     prefix = "model." if plan.mesh.keeps_whole else ""  # as it was saved under the names of replicas, of shards
     parameters = {prefix + name: p for root in layout.roots for name, p in root.named_parameters()}
     return lambda: feedback.take_over(lambda name: local_gradient(parameters[name]))
+
+
+def _agreeing(layout: Layout) -> Callable[[], None]:
+    """Return what gives the workers of the tensor axis the mean of what each has of gradients that they hold alike.
+
+    Each sends its slices through a codec by itself: what it rounds, and what it leaves for later, depends on what lies
+    beside it, and that is another slice on each. The mean leaves out nothing: what is pending of them is the mean, too.
+    """
+    assert layout.division is not None
+    assert layout.mesh is not None
+    alike = [p for name, p in layout.parameters.items() if name not in layout.division.cuts]
+    group = layout.mesh.get_group("tensor")
+
+    def agree() -> None:
+        gradients = [gradient for parameter in alike if (gradient := local_gradient(parameter)) is not None]
+        sum_together(gradients, group)
+        for gradient in gradients:
+            gradient.div_(group.size())
+
+    return agree
 
 
 def _link(rank: Rank, device: torch.device) -> str:
