@@ -14,6 +14,8 @@ from shoal.tasks.pool import Pool
 
 T = TypeVar("T")
 
+_LOOK_S = 1.0
+"""After which it is looked whether anything will come at all."""
 _MOST_KEPT = 1000
 """Tasks of one batch that is being submitted. It keeps what they were given and returned until all of it has ended."""
 
@@ -194,9 +196,13 @@ class Started:
     def _await(self, position: int, end_s: float | None) -> int:
         """Return up to where results are there from `position` on, once one is; raise it if that is a failure."""
         with self._news:
-            left_s = None if end_s is None else end_s - time.monotonic()
-            if not self._news.wait_for(lambda: bool(self._is_done[position]), left_s):
-                raise TimeoutError
+            while not self._is_done[position]:
+                if self.batch.ended.is_set():  # cancelled, or its workers are no more: nothing else comes
+                    raise WorkerFailed("the workers were ended before this task was done.")
+                left_s = _LOOK_S if end_s is None else min(_LOOK_S, end_s - time.monotonic())
+                if left_s <= 0:
+                    raise TimeoutError
+                self._news.wait(left_s)
             if position in self.failures:
                 raise self.failures[position].as_exception()
             stop = self._is_done.find(0, position)

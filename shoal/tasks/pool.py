@@ -49,7 +49,7 @@ class Pool:
         self._task_s: dict[int, float] = {}
         self._crew: list[Worker] = []
         self._started, self._vain = 0, 0
-        self._is_closing = False
+        self._is_closing = self._is_killed = False
         self._failure: Failure | None = None
         """Why no task is run any more."""
         self._selector = selectors.DefaultSelector()
@@ -85,6 +85,7 @@ class Pool:
         """End the workers: at once, or when each has run its chunk. Nothing happens where that has been done."""
         self._is_closing = True
         if kill:
+            self._is_killed = True
             for worker in list(self._crew):
                 worker.process.kill()
         self.wake()
@@ -159,6 +160,8 @@ class Pool:
             return None
         self._started += 1
         self._crew.append(worker)
+        if self._is_killed:  # while it was being started
+            worker.process.kill()
         self._selector.register(worker.end, selectors.EVENT_READ, worker)
         return worker
 

@@ -205,6 +205,17 @@ def test_an_executor_that_is_killed_in_its_block_leaves_that_at_once(tmp_path: P
     assert all(future.cancelled() for future in others)
 
 
+def test_who_waits_for_the_results_of_a_map_hears_that_its_workers_were_ended(tmp_path: Path) -> None:
+    pool = Executor(1)
+    results = pool.map(work.wait_for, [str(tmp_path / "gate")], [600])
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(next, results)
+        wait_until(waiting.running)
+        pool.kill()
+        with pytest.raises(WorkerFailed, match="ended before this task was done"):
+            waiting.result(timeout=60)
+
+
 def test_who_does_not_wait_for_a_shutdown_is_not_held_up_by_what_runs(tmp_path: Path) -> None:
     pool = Executor(1)
     first = pool.submit(work.wait_for, str(tmp_path / "gate"), 60)
