@@ -25,7 +25,7 @@ demo: setup
 # Tests that start several processes run one after the other, with those that mostly wait or import beside them (see
 # tests/conftest.py); of the others, two files run at once. In this order: what is measured in tests/advice has only
 # tests beside it that wait for Slurm.
-ALONE := tests/advice tests/comm tests/fault tests/launch tests/sync tests/training tests/test_api.py tests/tasks tests/cli tests/docs
+ALONE := tests/advice tests/comm tests/launch tests/sync tests/training tests/test_api.py tests/tasks tests/cli tests/docs tests/fault
 # Some hundred processes are started: each would compile shoal anew.
 unexport PYTHONDONTWRITEBYTECODE
 
