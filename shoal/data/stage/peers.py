@@ -1,6 +1,7 @@
 """The nodes that stage a pack together, by way of the rendezvous store: who they are, whom to ask, who has what.
 
-1. A node joins by adding one to a counter: its number is its place in the chain. Whoever comes first reads the source.
+1. A node joins by adding one to a counter: its number is its place in the chain. Whoever comes first reads the source;
+   the others wait until those before them have said where they are.
 2. Node n gets each part from the node before it that wants the part, too; with `fan_out` f, from its parent in the
    tree in which every node has f children. If that one is gone, from another before it; without any, from the source.
    Nobody asks a later one, so nodes never wait for each other in a ring. A node that starts again joins at the end.
@@ -24,6 +25,8 @@ from shoal.comm.reach import address_towards
 
 _ASK_AGAIN_S = 30.0
 """How long a node is not asked again that was silent."""
+_JOINING_S, _LOOK_S = 5.0, 0.01
+"""How long, and how often, a node that joins looks for those before it; one may have ended before it said anything."""
 
 
 class Store(Protocol):
@@ -73,6 +76,15 @@ class Peers:
         self.number = int(self._store.add(f"{self._prefix}/joined", 1)) - 1
         about = {"host": host, "address": address, "parts": parts}
         self._store.set(f"{self._prefix}/node/{self.number}", json.dumps(about))
+        with contextlib.suppress(RuntimeError):  # a store that is gone is noticed by whoever needs it
+            self._await_earlier()
+
+    def _await_earlier(self) -> None:
+        """Wait for those who have a smaller number: one that knew none of them would read the source itself."""
+        earlier = [f"{self._prefix}/node/{number}" for number in range(self.number)]
+        end_s = time.monotonic() + _JOINING_S
+        while earlier and not self._store.check(earlier) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
 
     def before(self, part: int) -> list[Peer]:
         """Return the nodes to ask for `part`, best first: those that joined before, want it, and were not silent."""
