@@ -9,7 +9,7 @@ and a worker that waits for somebody else hangs until the group's timeout. So, i
    itself writes there at once; one that leaves in order says so, and is not missed. A launcher of ours, who sees a
    process end, ends the others, or tells them by way of `members`: what is heard there comes in by `give_up`;
 3. when there is a verdict, pending operations of all groups are made to fail, and later ones, too (Gloo may let one
-   wait for the group's timeout that is in the middle of a message: `Watch.wait` does not);
+   wait for the group's timeout that is in the middle of a message: `Watch.wait` does not, nor what is `endable`);
 4. the error that the main thread then gets is replaced by PeerLost with the verdict (`blame`, the end of `watching`);
 5. a worker to whom the store does not answer looks around, by connecting: if the store's host answers, whoever hosts
    the store hangs; if another worker's host does, that of the store is cut off; if nobody does, it is cut off itself.

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.comm.calls import CALLS
+from shoal.comm.endable import may_leave_threads
 from shoal.comm.rank import Rank
 from shoal.comm.staged import staged_backend
 from shoal.comm.torch_private import (
@@ -34,7 +35,7 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
     """Be in the group of all workers for the length of a `with` block. Called by every worker.
 
     A worker alone has no group. On an error inside, the group is given up at once, without waiting for the others; a
-    process that will form another one abandons it (see `abandon_groups`).
+    process that will form another one, or in which a thread of the group may wait on, abandons it (`abandon_groups`).
 
     Whatever holds the group, as DDP does, should be gone when the block ends. If it goes later, the group's threads are
     joined by whoever frees it, holding Python's lock; and if one of them still needs that lock to free its last
@@ -60,7 +61,7 @@ def joined(rank: Rank, store: dist.Store | None, *, device: torch.device, timeou
         calm_gloo()
         yield
     except BaseException:
-        if rank.member:
+        if rank.member or may_leave_threads():
             abandon_groups()
         raise
     finally:

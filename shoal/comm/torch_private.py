@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 
+from shoal.comm.endable import end_futures_soon
+
 
 def timeout_of(group: Any) -> timedelta:
     """Return how long an operation of `group` waits."""
@@ -161,8 +163,8 @@ def end_operations() -> bool:
     """Make every pending and every later operation of this process's groups fail; return whether that could be done.
 
     Called by a thread while another waits. NCCL has `abort` for it. Gloo's does nothing (torch 2.11 to 2.13), so its
-    connections are shut down here, upon which it says "Connection closed by peer". They are found by way of /proc, so
-    on Linux alone: elsewhere operations of Gloo end with their timeout.
+    connections are shut down here, upon which it says "Connection closed by peer", but for what is in the middle of a
+    message (endable.py). They are found by way of /proc, so on Linux alone: elsewhere it takes Gloo's timeout.
     """
     for group in list(dist.distributed_c10d._world.pg_map):
         for kind in ("cuda", "cpu"):
@@ -171,6 +173,7 @@ def end_operations() -> bool:
     found = gloo_sockets()
     for descriptor in found or []:
         _shut_down(descriptor)
+    end_futures_soon()
     return found is not None
 
 

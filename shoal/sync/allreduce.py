@@ -11,6 +11,7 @@ import torch
 from torch.distributed import GradBucket
 
 from shoal.comm.calls import CALLS
+from shoal.comm.endable import endable
 from shoal.comm.group import all_reduce_sum
 from shoal.comm.traffic import TRAFFIC
 
@@ -35,7 +36,8 @@ class AllReduce:
             TRAFFIC.end(begin, "all-reduce", "engine", gradient)
             return future.value()[0]
 
-        return all_reduce_sum(gradient).get_future().then(summed)
+        future = all_reduce_sum(gradient).get_future()
+        return (future if gradient.is_cuda else endable(future)).then(summed)
 
 
 class PendingTotal:

@@ -35,6 +35,7 @@ def work(path: Path, *, is_watched: bool) -> int:
     rank = read_rank() or ALONE
     log = EventLog(folder.events_of(rank.index))
     last_words = functools.partial(log.write, "error", type=Stopped.__name__, traceback="")
+    exit_code = 0
     try:
         inject.begin(rank.index)
         inject.at("start")
@@ -49,14 +50,14 @@ def work(path: Path, *, is_watched: bool) -> int:
         known = report_error(error, log)
         if not is_watched:
             traceback.print_exc() if isinstance(known, WorkerFailed) else print(known, file=sys.stderr)
-        return known.exit_code
+        exit_code = known.exit_code
     finally:
         log.close()
     if has_abandoned_groups():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # Python's own way out would free them, and may wait for ever
-    return 0
+        os._exit(exit_code)  # Python's own way out would free them, and may wait for ever
+    return exit_code
 
 
 def train_run(folder: RunFolder, *, rank: Rank, log: EventLog, preemption: Preemption | None = None) -> None:

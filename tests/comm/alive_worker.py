@@ -12,19 +12,26 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from shoal.comm import torch_private
 from shoal.comm.algorithms import ALL_REDUCE, Wire, broadcast, two_level_with
 from shoal.comm.algorithms.shared_inside import over_shared
-from shoal.comm.algorithms.two_level import AllReduce, levels
+from shoal.comm.algorithms.two_level import AllReduce as TwoLevel
+from shoal.comm.algorithms.two_level import levels
 from shoal.comm.alive import watching
 from shoal.comm.group import joined
 from shoal.comm.rank import Rank
 from shoal.comm.shm.group import join
 from shoal.comm.store import connect
+from shoal.parallel.replicate import apply_replicate
+from shoal.sync.allreduce import AllReduce
 
 TIMEOUT_S = 30.0
 """Of the groups: an error that took so long was not found by the watch."""
@@ -50,6 +57,8 @@ def _work(host: str, port: int, workers: int, index: int, options: dict[str, Any
     local = workers if host == "127.0.0.1" else 1
     rank = Rank(index, workers, index if local > 1 else 0, local, host, port, store_is_hosted=is_hosted)
     store = connect(rank, timeout_s=TIMEOUT_S)
+    if options.get("deaf"):  # the engine is not told that its connections are shut down
+        vars(torch_private)["_shut_down"] = lambda _: None
     begin_s = time.monotonic()
     try:
         with (
@@ -63,17 +72,20 @@ def _work(host: str, port: int, workers: int, index: int, options: dict[str, Any
             wire = Wire(dist.group.WORLD, watch=watch)
             if options["collective"] == "two-level":
                 ALL_REDUCE["two-level"] = _in_shared_memory(store, wire)
+            name = options["collective"]
+            once = _step_of_ddp() if name == "ddp" else partial(_collective, name, index, workers, wire)
+            once()  # DDP is made: what it then waits for is a sum of gradients
             if index == options.get("victim") and "signal" in options:
                 threading.Timer(0.3, os.kill, [os.getpid(), signal.Signals[options["signal"]]]).start()
             for round_number in range(10**9):
                 if index == options.get("victim") and "error" in options and round_number == 3:
                     raise ValueError(options["error"])
-                _collective(options["collective"], index, workers, wire)
+                once()
     except Exception as error:
         _say(worker=index, type=type(error).__name__, text=str(error), seconds=time.monotonic() - begin_s)
 
 
-def _in_shared_memory(store: dist.Store, wire: Wire) -> AllReduce:
+def _in_shared_memory(store: dist.Store, wire: Wire) -> TwoLevel:
     """Return an all-reduce in two levels as if each two workers were on one host, whose memory they share."""
     wire.hosts = tuple(f"host {worker // 2}" for worker in range(wire.count))
     first = wire.index - wire.index % 2
@@ -81,6 +93,13 @@ def _in_shared_memory(store: dist.Store, wire: Wire) -> AllReduce:
     group = join(own, index=wire.index - first, count=2, timeout_s=TIMEOUT_S, numbers=[first, first + 1])
     inside, (_, between) = over_shared(group), levels(wire)
     return lambda tensor, wire: two_level_with(tensor, wire, inside=inside, between=between)
+
+
+def _step_of_ddp() -> Callable[[], object]:
+    """Return a forward and backward, the gradients of which DDP sums by Gloo's all-reduce, in several buckets."""
+    layers = [nn.Linear(400, 400) for _ in range(4)]
+    replica = apply_replicate(nn.Sequential(*layers), hook=AllReduce(lambda: None).hook, bucket_bytes=1 << 20)
+    return lambda: replica(torch.ones(2, 400)).sum().backward()
 
 
 def _collective(name: str, index: int, workers: int, wire: Wire) -> None:

@@ -68,7 +68,15 @@ def ends(process: "subprocess.Popen[str]", survivors: int, *, ready: int) -> dic
 
 @pytest.mark.parametrize(
     ("collective", "signal_name"),
-    [("gloo", "SIGKILL"), ("gloo", "SIGSTOP"), ("ring", "SIGSTOP"), ("pairs", "SIGKILL"), ("two-level", "SIGKILL")],
+    [
+        ("gloo", "SIGKILL"),
+        ("gloo", "SIGSTOP"),
+        ("ddp", "SIGKILL"),
+        ("ddp", "SIGSTOP"),
+        ("ring", "SIGSTOP"),
+        ("pairs", "SIGKILL"),
+        ("two-level", "SIGKILL"),
+    ],
 )
 def test_every_survivor_names_the_worker_that_was_killed_or_stopped(collective: str, signal_name: str) -> None:
     with workers(4, collective=collective, victim=2, signal=signal_name) as (_, process):
@@ -78,8 +86,17 @@ def test_every_survivor_names_the_worker_that_was_killed_or_stopped(collective: 
         assert end["type"] == "PeerLost", end
         assert end["text"].startswith("worker 2 ("), end
         assert ("has been silent for" if signal_name == "SIGSTOP" else "has ended without a word") in end["text"]
-        # Gloo may wait for its timeout when a message was cut in two; ours do not, which is no question of speed.
+        # Gloo may wait for its timeout when a message was cut in two; nothing else does, which is no question of speed.
         assert end["seconds"] < (TIMEOUT_S + 10 if collective == "gloo" else TIMEOUT_S - 10)
+
+
+def test_survivors_do_not_wait_for_a_sum_of_gradients_that_the_engine_goes_on_waiting_for() -> None:
+    with workers(3, collective="ddp", victim=1, signal="SIGSTOP", deaf=True) as (_, process):
+        found = ends(process, 2, ready=3)
+    for survivor in (0, 2):
+        assert found[survivor]["type"] == "PeerLost"
+        assert found[survivor]["text"].startswith("worker 1 (")
+        assert found[survivor]["seconds"] < TIMEOUT_S - 10
 
 
 def test_a_worker_that_fails_by_itself_is_named_with_its_error() -> None:
