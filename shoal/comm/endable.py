@@ -16,7 +16,7 @@ import torch
 
 _Future: TypeAlias = "torch.futures.Future[Any]"
 
-ENDS_AFTER_S = 0.5
+_ENDS_AFTER_S = 0.5
 _LOCK = threading.Lock()
 _UNDER_WAY: set[_Future] = set()
 _has_ended = False
@@ -45,7 +45,7 @@ def end_futures_soon() -> None:
     with _LOCK:
         gates = list(_UNDER_WAY)
     if gates:
-        timer = threading.Timer(ENDS_AFTER_S, _end, [gates])
+        timer = threading.Timer(_ENDS_AFTER_S, _end, [gates])
         timer.daemon = True
         timer.start()
 

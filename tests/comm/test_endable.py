@@ -1,7 +1,6 @@
 """Futures of the engine: as they are, unless they had to be ended."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,21 +13,25 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endable_module, "_UNDER_WAY", set())
     monkeypatch.setattr(endable_module, "_has_ended", False)
-    monkeypatch.setattr(endable_module, "ENDS_AFTER_S", 0.05)
-    yield
-    endable_module._UNDER_WAY.clear()
+    monkeypatch.setattr(endable_module, "_ENDS_AFTER_S", 0.05)
 
 
 def future_of_tensors() -> "torch.futures.Future[list[torch.Tensor]]":
     return torch.futures.Future()
 
 
+def timers() -> list[threading.Timer]:
+    """Return those that will end futures, and none of other tests."""
+    found = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    return [timer for timer in found if timer.function is endable_module._end]
+
+
 def wait_for_timers() -> None:
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(TIMEOUT_S)
+    for timer in timers():
+        timer.join(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("is_done_before", [True, False])
@@ -83,13 +86,12 @@ def test_what_begins_afterwards_goes_on() -> None:
 
 
 def test_what_the_engine_says_within_the_half_second_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endable_module, "ENDS_AFTER_S", TIMEOUT_S)
+    monkeypatch.setattr(endable_module, "_ENDS_AFTER_S", TIMEOUT_S)
     engine = future_of_tensors()
     found = endable(engine)
     end_futures_soon()
-    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    (timer,) = timers()
     engine.set_result([torch.ones(1)])
     assert found.wait()[0].item() == 1.0
-    for timer in timers:
-        timer.cancel()
+    timer.cancel()
     assert not may_leave_threads()

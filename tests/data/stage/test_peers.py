@@ -7,6 +7,7 @@ from torch.distributed import HashStore
 
 from shoal.data.stage import peers as peers_module
 from shoal.data.stage.peers import Peers
+from tests.support.waiting import wait_until
 
 TIMEOUT_S = 30.0
 
@@ -39,8 +40,7 @@ def test_one_that_joins_waits_for_the_word_of_those_before_it() -> None:
     assert held.asked.wait(TIMEOUT_S)  # it has its number, and nobody knows where it is
     threads.append(threading.Thread(target=joined, args=[second]))
     threads[1].start()
-    while second.number < 0:
-        threading.Event().wait(0.01)
+    wait_until(lambda: second.number >= 0)
     assert threads[1].is_alive()
     held.let_go.set()
     for thread in threads:
