@@ -33,7 +33,7 @@ class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        patient = ("tests/launch/slurm", "tests/tasks", "tests/cli", "tests/docs", "tests/fault")
+        patient = ("tests/launch", "tests/tasks", "tests/cli", "tests/docs", "tests/fault")
         return "waiting" if nodeid.startswith(patient) else "busy"
 
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,10 +149,15 @@ class SlurmCluster:
         """Kill the controller: no job learns of it, and Slurm's programs get no answer."""
         self._kill("slurmctld")
 
-    def wait_for_note_of_jobs(self, since_s: float) -> None:
-        """Return when the controller has noted its jobs after that time: some seconds late; it forgets the others."""
-        notes = self.state / "controller" / "job_state"
-        wait_until(lambda: notes.exists() and notes.stat().st_mtime > since_s)
+    def wait_for_note_of_jobs(self) -> None:
+        """Return when the controller has noted its jobs as they are now: some seconds late.
+
+        Started anew, it goes by its note: it starts what waited then a second time, and ends what it finds running.
+        """
+        mark, notes = uuid.uuid4().hex, self.state / "controller" / "job_state"
+        for job in set(self.run("squeue", "-h", "-o", "%A").split()):
+            self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
+        wait_until(lambda: notes.exists() and mark.encode() in notes.read_bytes())
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon, if it does not run."""

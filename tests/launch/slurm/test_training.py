@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,6 @@ def test_without_going_on_a_worker_that_is_killed_requeues_its_job_and_changes_n
 def test_a_job_that_is_to_be_requeued_while_the_controller_is_dead_goes_on_when_that_is_back(
     slurm: SlurmCluster, tmp_path: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    submitted_s = time.time()
     run = submit(tmp_path, "--time", "5m")
     output = output_of(run, read_submitted(run).job)
 
@@ -236,7 +234,7 @@ def test_a_job_that_is_to_be_requeued_while_the_controller_is_dead_goes_on_when_
         return bool(last) and after.count("\n") > 1
 
     wait_until(lambda: steps_done(run) > 2, seconds=150)
-    slurm.wait_for_note_of_jobs(submitted_s)
+    slurm.wait_for_note_of_jobs()
     slurm.kill_controller()
     try:
         before = steps_done(run)
