@@ -129,13 +129,14 @@ def lost_of(answers: list[dict[str, Any]], true: dict[str, Any]) -> float:
     return worst
 
 
-def train(rank: Rank, *, folders: dict[str, str], steps: int) -> dict[str, list[float]]:
-    """Return the losses of the training in each folder, all by this worker. Runs in the pool."""
+def train(rank: Rank, *, folders: dict[str, str], steps: int, device: str) -> dict[str, list[float]]:
+    """Return the losses of the training in each folder, all by this worker on a `device`. Runs in the pool."""
     losses: dict[str, list[float]] = {}
     for name, folder in folders.items():
         log = EventLog(RunFolder(Path(folder)).events_of(rank.index))
         store = dist.PrefixStore(name, connect(rank, timeout_s=60))
         with open_run(gpt(steps=steps, layers=2), RunFolder(Path(folder)), rank=rank, store=store, log=log) as run:
+            assert run.device.type == device
             losses[name] = [run.step(batch) for batch in run.batches()]
         log.close()
     return losses
@@ -148,14 +149,15 @@ def plans(names: Sequence[str]) -> dict[str, Plan]:
     return made | {f"{name}, zero 3": Plan(zero=3, mesh=Mesh(shard=WORKERS), sync=Sync(codec=name)) for name in sharded}
 
 
-def trained(pool: RankPool, names: Sequence[str], steps: int) -> dict[str, list[float]]:
-    """Return the losses of every plan, in the processes of `pool`."""
+def trained(pool: RankPool, names: Sequence[str], steps: int, device: torch.device) -> dict[str, list[float]]:
+    """Return the losses of every plan, in the processes of `pool`, which must use such a device."""
     with tempfile.TemporaryDirectory() as folder:
         folders = {
             name: str(bare_folder(Path(folder) / str(number), plan))
             for number, (name, plan) in enumerate(plans(names).items())
         }
-        return pool.run(train, workers=WORKERS, folders=folders, steps=steps)[0]  # type: ignore[no-any-return]
+        first, _ = pool.run(train, workers=WORKERS, folders=folders, steps=steps, device=device.type)
+    return first  # type: ignore[no-any-return]
 
 
 def rates(name: str, num_bytes: int, device: torch.device) -> tuple[float, float] | None:
@@ -191,7 +193,7 @@ def compare(names: Sequence[str], *, steps: int, num_bytes: int) -> list[dict[st
     pool = RankPool()
     try:
         accounts = pool.run(nothing_lost, workers=WORKERS, names=list(names), steps=5)
-        losses = trained(pool, names, steps)
+        losses = trained(pool, names, steps, device)
     finally:
         pool.close()
     if device.type == "cuda":
@@ -218,16 +220,17 @@ def compare(names: Sequence[str], *, steps: int, num_bytes: int) -> list[dict[st
 
 def on_processor(names: Sequence[str], steps: int) -> dict[str, list[float]]:
     """Return the losses of every plan without the GPU."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the processes that are started now: this one has its GPU already
     pool = RankPool()
     try:
-        return trained(pool, names, steps)
+        pool.run(hide_gpu, workers=WORKERS)
+        return trained(pool, names, steps, torch.device("cpu"))
     finally:
         pool.close()
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if hidden is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
+
+
+def hide_gpu(_: Rank) -> None:
+    """Let this process see no GPU: it has not asked for one yet. Runs in the pool, which has the environment it had."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def main() -> int:

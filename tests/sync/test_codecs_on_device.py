@@ -17,7 +17,7 @@ from shoal.compress.collectives import GroupCollectives
 from shoal.compress.feedback import ErrorFeedback
 from shoal.core.errors import PeerLost
 from shoal.training.codec_rates import Alone
-from tests.support.ranks import RankPool
+from tests.support.ranks import RankPool, WorkerError
 from tests.support.training import largest_difference, reference
 
 CPU = torch.device("cpu")
@@ -32,12 +32,17 @@ def test_nothing_is_lost_by_way_of_staged_copies(ranks: RankPool) -> None:
 
 
 def test_a_codec_of_a_plan_trains_almost_as_one_process_without_does(ranks: RankPool) -> None:
-    losses = trained(ranks, ["int8"], STEPS)
+    losses = trained(ranks, ["int8"], STEPS, CPU)
     assert set(losses) == set(plans(["int8"])) == {"int8", "int8, zero 3"}
     expected = reference(gpt(steps=STEPS, layers=2), STEPS).losses
     for name, found in losses.items():
         # 127 steps up to the largest of 256: of four updates of 3e-4 each, at most a hundredth is not there yet.
         assert largest_difference(found, expected) < 1e-3, name
+
+
+def test_runs_on_another_device_than_they_are_said_to_be_on_are_no_measurement(ranks: RankPool) -> None:
+    with pytest.raises(WorkerError, match="AssertionError"):
+        trained(ranks, ["int8"], STEPS, torch.device("cuda"))
 
 
 def test_a_difference_between_workers_is_a_loss() -> None:
