@@ -3,14 +3,16 @@
 1. Whoever runs a collective notes when it began and ended. On the processor that is read from the clock, on a GPU from
    events in the stream, and only in one step of 20: making two events for each of many collectives takes a noticeable
    time of a short step. A collective that was not timed counts as those of its kind that were.
-2. Calls of one kind (operation, algorithm, link, bytes) are added up until somebody takes them, for an event.
-3. The calls of one step are kept, each with its moments, until the next: if it was remarkable, they go into its trace.
+2. The calls of one step are kept, each with its moments, until the next: if it was remarkable, they go into its trace.
+3. Those of many steps are added up together, by kind (operation, algorithm, link, bytes), when somebody takes them for
+   an event: done for each step by itself, with caches that hold something else by then, it takes several times as long.
 
 Example: 4 buckets of 1 MB in each of 100 steps, 2 ms each: one line, of 400 calls and 0.8 s.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ Moment: TypeAlias = Any
 
 SHARED = "shared-memory"
 _EVERY_STEPS = 20
-_MOST_SPANS = 4096
+_MOST_CALLS = 4096
 
 
 class Kind(NamedTuple):
@@ -54,7 +56,7 @@ Noted: TypeAlias = tuple[_Kind, Moment, Moment]
 
 def named(calls: Iterable[Noted]) -> list[Spent]:
     """Return calls with names for what they hold."""
-    return [Spent(Kind(*kind), begin, end) for kind, begin, end in calls]
+    return [Spent(Kind(*kind), begin, end) for kind, begin, end in calls if begin is not None]
 
 
 @dataclass
@@ -73,8 +75,10 @@ class Traffic:
     is_traced: bool = False
     """Whether all calls on a GPU are timed."""
     _steps: int = 0
+    _calls: deque[Noted] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
+    """Of this step. Several threads append, one takes from the left: that needs no lock."""
+    _uncounted: deque[Noted] = field(default_factory=deque)
     _sums: dict[_Kind, _Sum] = field(default_factory=dict)
-    _spans: list[Noted] = field(default_factory=list)
     _pending: list[Noted] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,21 +92,11 @@ class Traffic:
 
     def add(self, begin: Moment, end: Moment, op: str, algorithm: str, num_bytes: int, *, link: str = "") -> None:
         """Note a collective that lasted from `begin` to `end`."""
-        kind = (op, algorithm, link or self.link, num_bytes)
-        with self._lock:
-            total = self._sums.get(kind)
-            if total is None:
-                total = self._sums[kind] = _Sum()
-            total.count += 1
-            if begin is None:
-                return
-            if len(self._spans) < _MOST_SPANS:
-                self._spans.append((kind, begin, end))
-            if isinstance(begin, float):
-                total.timed += 1
-                total.seconds += end - begin
-            elif len(self._pending) < _MOST_SPANS:
-                self._pending.append((kind, begin, end))
+        noted = ((op, algorithm, link or self.link, num_bytes), begin, end)
+        self._calls.append(noted)
+        self._uncounted.append(noted)
+        if len(self._uncounted) >= _MOST_CALLS:
+            self._add_up()
 
     def timing(self, op: str, algorithm: str, tensor: torch.Tensor, *, link: str = "") -> "_Timing":
         """Note what runs in a `with` block as a collective on `tensor`; nothing, if it fails."""
@@ -110,13 +104,12 @@ class Traffic:
 
     def take_step(self) -> list[Noted]:
         """Return the calls since the last time, for the trace of a step. Called once a step."""
-        with self._lock:
-            spans, self._spans = self._spans, []
-            self._steps += 1
-        return spans
+        self._steps += 1
+        return [self._calls.popleft() for _ in range(len(self._calls))]
 
     def take(self) -> list[dict[str, Any]]:
         """Return what all calls since the last time add up to, the most expensive kind first."""
+        self._add_up()
         with self._lock:
             self._read_pending()
             sums, self._sums = self._sums, {}
@@ -143,6 +136,18 @@ class Traffic:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(tensor.device))
         return event
+
+    def _add_up(self) -> None:
+        with self._lock:
+            for _ in range(len(self._uncounted)):
+                kind, begin, end = self._uncounted.popleft()
+                total = self._sums.setdefault(kind, _Sum())
+                total.count += 1
+                if isinstance(begin, float):
+                    total.timed += 1
+                    total.seconds += end - begin
+                elif begin is not None and len(self._pending) < _MOST_CALLS:
+                    self._pending.append((kind, begin, end))
 
     def _read_pending(self) -> None:
         """Count the calls on a GPU that are done by now."""

@@ -48,8 +48,10 @@ time begins; `labels` name what was done up to that moment, and are "" between t
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shoal.core.lines import LineReader
@@ -62,6 +64,11 @@ LATER_PARTS = frozenset({"checkpoint_s"})
 """Those that older logs do not have: 0 where they are absent."""
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
+_STEP = (
+    '{"kind": "step", "time": %.4f, "step": %d, "epoch": %d, "loss": %s, "part_loss": %s, "samples": %d, '
+    '"weight": %s, "batch_weight": %s, ' + ", ".join(f'"{name}": %.6f' for name in ("step_s", *STEP_PARTS)) + "%s}\n"
+)
+"""The event of a step. There is one for every step, so it must be cheap: json takes five times as long."""
 _OF_ITSELF = frozenset({"start", "step", "error", "end"})
 """The kinds by which a worker says how far it is; others may come after them, or between."""
 _LAST_BYTES = 1 << 16
@@ -78,16 +85,43 @@ class EventLog:
         line = _ENCODE({"kind": kind, "time": round(time.time(), 4), **fields})
         os.write(self._file, line.encode() + b"\n")
 
-    def write_step(self, text: str) -> None:
-        """Append the event of a step, whose fields are JSON already: `text` is what stands between its braces.
-
-        There is one for every step, so it must be cheap: json takes five times as long as a format.
-        """
-        os.write(self._file, b'{"kind": "step", "time": %.4f, %b}\n' % (time.time(), text.encode()))
+    def write_step(
+        self,
+        step: int,
+        *,
+        epoch: int,
+        loss: float | None,
+        part_loss: float | None,
+        samples: int,
+        weight: float,
+        batch_weight: float,
+        seconds: Mapping[str, float],
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Append the event of a step: `seconds` are its parts."""
+        numbers: Sequence[object] = (loss, part_loss, weight, batch_weight)
+        if loss is None or part_loss is None or not isfinite(loss + part_loss + weight + batch_weight):
+            numbers = [_or_null(number) for number in (loss, part_loss, weight, batch_weight)]
+        line = _STEP % (
+            time.time(),
+            step,
+            epoch,
+            *numbers[:2],
+            samples,
+            *numbers[2:],
+            sum(seconds.values()),
+            *[seconds.get(name, 0.0) for name in STEP_PARTS],
+            f", {_ENCODE(more)[1:-1]}" if more else "",
+        )
+        os.write(self._file, line.encode())
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+
+def _or_null(value: float | None) -> float | str:
+    return value if value is not None and isfinite(value) else "null"
 
 
 class EventReader:

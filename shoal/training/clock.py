@@ -71,13 +71,12 @@ class StepClock:
         self._marks: list[tuple[str, Moment]] = []
         self._spans: list[Span] = []
         self._began_s = 0.0
+        self.now: Callable[[], Moment] = time.perf_counter if self._stream is None else self._event
+        """Returns this moment."""
         self.on_mark: Callable[[str], None] | None = None
         """Told the name of each mark, where somebody looks closely."""
 
-    def now(self) -> Moment:
-        """Return this moment."""
-        if self._stream is None:
-            return time.perf_counter()
+    def _event(self) -> Moment:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
@@ -135,7 +134,8 @@ class _Wait(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._clock.span("comm_s", self._begin, self._clock.now())
+            clock = self._clock
+            clock._spans.append(Span("comm_s", self._begin, clock.now()))
 
 
 def _added_up(marks: list[tuple[str, Moment]], spans: list[Span]) -> dict[str, float]:
@@ -168,8 +168,11 @@ def _outer_first(span: Span) -> tuple[float, float]:
 
 
 def _name_at(moment_s: float, marks: list[tuple[str, Moment]]) -> str:
-    """Return the name of the mark that counts the moment."""
-    return next((name for name, end_s in marks[1:] if moment_s < end_s), marks[-1][0])
+    """Return the name of the mark that counts the moment: not the first, with which the step begins."""
+    for name, end_s in marks:
+        if moment_s < end_s:
+            return name
+    return marks[-1][0]
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:

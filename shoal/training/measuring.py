@@ -114,9 +114,7 @@ def storage_of(data: Any) -> str:
 def bytes_of(batch: Any) -> int:
     """Return the bytes of the tensors in `batch`, as deep as they lie in lists, tuples and dicts."""
     if isinstance(batch, torch.Tensor):
-        return int(batch.nbytes)
+        return batch.nbytes
     if isinstance(batch, dict):
-        return sum(bytes_of(value) for value in batch.values())
-    if isinstance(batch, (list, tuple)):
-        return sum(bytes_of(value) for value in batch)
-    return 0
+        return sum(map(bytes_of, batch.values()))
+    return sum(map(bytes_of, batch)) if isinstance(batch, (list, tuple)) else 0

@@ -1,13 +1,12 @@
 """What a run writes about itself: an event a step, and TensorBoard scalars from worker 0."""
 
-import json
 import math
 import os
 import platform
 import time
 from collections.abc import Mapping
 
-from shoal.core.events import STEP_PARTS, EventLog
+from shoal.core.events import EventLog
 from shoal.data.steps import Part
 from shoal.training.loggers.logger import Kept
 from shoal.training.loggers.rows import eval_values, step_values
@@ -16,12 +15,6 @@ from shoal.training.result import StepResult
 
 # To TensorBoard: more points than that nobody can see, and each costs 0.2 ms or more. The events have every step.
 _SCALARS_EVERY_S, _SCALARS_SHARE = 0.1, 0.002
-
-_STEP = (
-    '"step": %d, "epoch": %d, "loss": %s, "part_loss": %s, "samples": %d, "weight": %s, "batch_weight": %s, '
-    + ", ".join(f'"{name}": %.6f' for name in ("step_s", *STEP_PARTS))
-)
-"""The event of a step, as JSON."""
 
 
 class Metrics:
@@ -32,7 +25,7 @@ class Metrics:
         self._unit = unit
         self._next_scalars = 0.0
         self._scalars = tensorboard
-        self._passed_over: tuple[int, float, dict[str, float]] | None = None
+        self._passed_over: tuple[int, float, float | None, float, Mapping[str, float]] | None = None
         self._log.write("start", pid=os.getpid(), host=platform.node(), generation=generation)
 
     def begin(self, step: int, config: Mapping[str, object]) -> None:
@@ -42,29 +35,32 @@ class Metrics:
 
     def step(self, part: Part, result: StepResult, seconds: Mapping[str, float]) -> None:
         """Write the event of the step that `part` was for; `seconds` are its parts, data included."""
-        total_s = sum(seconds.values())
-        line = _STEP % (
-            part.step,
-            part.epoch,
-            _json(result.loss),
-            _json(result.part_loss),
-            len(part.samples),
-            _json(result.weight),
-            _json(result.batch_weight),
-            total_s,
-            *[seconds.get(name, 0.0) for name in STEP_PARTS],
-        )
         is_plain = result.gradient_norm is None and result.met is None and not result.parameter_norms
-        more = {} if is_plain else _norms(result) | _met(result, part.index)
-        self._log.write_step(f"{line}, {json.dumps(more, allow_nan=False)[1:-1]}" if more else line)
+        self._log.write_step(
+            part.step,
+            epoch=part.epoch,
+            loss=result.loss,
+            part_loss=result.part_loss,
+            samples=len(part.samples),
+            weight=result.weight,
+            batch_weight=result.batch_weight,
+            seconds=seconds,
+            more={} if is_plain else _norms(result) | _met(result, part.index),
+        )
         self._tell(part.step, result.loss, result.batch_weight, seconds)
 
     def plain_step(self, step: int, *, loss: float, samples: int, step_s: float, waited_s: float) -> None:
         """Write the event of a step of a Program, of which only this much is known: waiting, and computing."""
         seconds = {"comm_s": waited_s, "forward_s": step_s - waited_s}
-        parts = [seconds.get(name, 0.0) for name in STEP_PARTS]
         self._log.write_step(
-            _STEP % (step, 0, _json(loss), _json(loss), samples, float(samples), float(samples), step_s, *parts)
+            step,
+            epoch=0,
+            loss=loss,
+            part_loss=loss,
+            samples=samples,
+            weight=float(samples),
+            batch_weight=float(samples),
+            seconds=seconds,
         )
         self._tell(step, loss, samples, seconds)
 
@@ -73,8 +69,7 @@ class Metrics:
         if self._scalars is None:
             return
         now_s = time.monotonic()
-        values = step_values(loss, weight, seconds, step_s=sum(seconds.values()), unit=self._unit)
-        self._passed_over = (step, time.time(), values)
+        self._passed_over = (step, time.time(), loss, weight, seconds)
         if now_s < self._next_scalars:
             return
         self._show()
@@ -83,7 +78,9 @@ class Metrics:
 
     def _show(self) -> None:
         if self._scalars is not None and self._passed_over is not None:
-            self._scalars.scalars(*self._passed_over)
+            step, time_s, loss, weight, seconds = self._passed_over
+            values = step_values(loss, weight, seconds, step_s=sum(seconds.values()), unit=self._unit)
+            self._scalars.scalars(step, time_s, values)
         self._passed_over = None
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -125,10 +122,6 @@ def _norms(result: StepResult) -> dict[str, object]:
     if result.parameter_norms:
         norms["parameter_norms"] = {name: _finite(value) for name, value in result.parameter_norms.items()}
     return norms
-
-
-def _json(value: float | None) -> str:
-    return repr(float(value)) if value is not None and math.isfinite(value) else "null"
 
 
 def _finite(value: float | None) -> float | None:

@@ -32,7 +32,7 @@ OUTLIER = 3.0
 MOST_OUTLIERS = 10
 _WARM_STEPS = 10
 _RECENT = 64
-_MEDIAN_EVERY = 8
+_MEDIAN_EVERY = 32
 """The median of the last steps is taken anew after so many."""
 _APART_S = 60.0
 _WRITE_S = 10.0
@@ -117,7 +117,7 @@ class Tracing:
         if self._steps <= _WARM_STEPS or self._skips:
             return False
         self._recent.append(total_s)
-        if self._steps % _MEDIAN_EVERY == 0 or not self._median_s:
+        if self._steps % _MEDIAN_EVERY == 0 or len(self._recent) <= _WARM_STEPS:
             self._median_s = statistics.median(self._recent)
         is_long = len(self._recent) >= _WARM_STEPS and total_s > OUTLIER * self._median_s > 0
         if not is_long or self._outliers >= MOST_OUTLIERS:

@@ -1,9 +1,10 @@
+import math
 import time
 from pathlib import Path
 
 import pytest
 
-from shoal.core.events import EventLog, EventReader, last_events
+from shoal.core.events import STEP_PARTS, EventLog, EventReader, last_events
 
 
 def test_a_reader_sees_each_event_once_as_it_is_written(tmp_path: Path) -> None:
@@ -46,14 +47,31 @@ def test_a_number_that_json_does_not_know_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_the_event_of_a_step_is_written_as_it_is_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loss", "part_loss"), [(0.1 + 0.2, 2.5), (math.nan, 1.0), (1.0, None), (math.inf, -math.inf)])
+def test_the_event_of_a_step_has_its_parts_and_null_for_no_number(
+    loss: float, part_loss: float | None, tmp_path: Path
+) -> None:
     path = tmp_path / "rank-0.jsonl"
     log = EventLog(path)
-    log.write_step('"step": 7, "loss": null')
+    log.write_step(
+        7,
+        epoch=1,
+        loss=loss,
+        part_loss=part_loss,
+        samples=3,
+        weight=2.5,
+        batch_weight=8.0,
+        seconds={"forward_s": 0.25, "other_s": 0.5},
+        more={"part": 2},
+    )
     log.close()
     (event,) = EventReader(path).poll()
     assert abs(event.pop("time") - time.time()) < 60
-    assert event == {"kind": "step", "step": 7, "loss": None}
+    assert event.pop("loss") == (loss if math.isfinite(loss) else None)
+    assert event.pop("part_loss") == (part_loss if part_loss is not None and math.isfinite(part_loss) else None)
+    assert {name: event.pop(name) for name in STEP_PARTS} == dict.fromkeys(STEP_PARTS, 0.0) | {"forward_s": 0.25}
+    numbers = {"step": 7, "epoch": 1, "samples": 3, "weight": 2.5, "batch_weight": 8.0, "step_s": 0.75}
+    assert event == {"kind": "step", "part": 2, **numbers}
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
