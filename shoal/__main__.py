@@ -1,8 +1,6 @@
 """`python -m shoal`: the same as the command `shoal`."""
 
-import sys
-
-from shoal.cli.main import main
+from shoal.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

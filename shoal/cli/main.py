@@ -1,10 +1,12 @@
 """The command `shoal`: finds the verb, runs it, and turns what went wrong into one sentence and an exit code."""
 
 import argparse
+import gc
 import json
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import shoal
 from shoal.cli import (
@@ -78,6 +80,14 @@ example:
   shoal report runs/gpt-1                      see where the time went
   shoal pack photos/ photos.pack               write a dataset so that it loads fast
 """
+
+
+def command() -> NoReturn:
+    """Be the command `shoal`: `main`, and out."""
+    code = main()
+    if sys.argv[1:2] != ["worker"]:  # whose user's objects are freed as ever
+        gc.freeze()  # Python's last collections would go through all that was imported: with torch, most of a second
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
