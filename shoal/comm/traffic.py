@@ -75,8 +75,8 @@ class Traffic:
     is_traced: bool = False
     """Whether all calls on a GPU are timed."""
     _steps: int = 0
-    _calls: deque[Noted] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
-    """Of this step. Several threads append, one takes from the left: that needs no lock."""
+    _calls: list[Noted] = field(default_factory=list)
+    """Of this step. Several threads append, and one takes what it sees: that needs no lock."""
     _uncounted: deque[Noted] = field(default_factory=deque)
     _sums: dict[_Kind, _Sum] = field(default_factory=dict)
     _pending: list[Noted] = field(default_factory=list)
@@ -93,7 +93,8 @@ class Traffic:
     def add(self, begin: Moment, end: Moment, op: str, algorithm: str, num_bytes: int, *, link: str = "") -> None:
         """Note a collective that lasted from `begin` to `end`."""
         noted = ((op, algorithm, link or self.link, num_bytes), begin, end)
-        self._calls.append(noted)
+        if len(self._calls) < _MOST_CALLS:
+            self._calls.append(noted)
         self._uncounted.append(noted)
         if len(self._uncounted) >= _MOST_CALLS:
             self._add_up()
@@ -105,7 +106,9 @@ class Traffic:
     def take_step(self) -> list[Noted]:
         """Return the calls since the last time, for the trace of a step. Called once a step."""
         self._steps += 1
-        return [self._calls.popleft() for _ in range(len(self._calls))]
+        calls = self._calls[:]
+        del self._calls[: len(calls)]
+        return calls
 
     def take(self) -> list[dict[str, Any]]:
         """Return what all calls since the last time add up to, the most expensive kind first."""

@@ -36,13 +36,13 @@ them. `part` says which part of the global batch it was; -1: none, at a boundary
 A step's time is that since the step before was done: `checkpoint_s` is what saving (checkpoints, snapshots) after the
 step before held it up. What is in none of the parts is shoal's own work and the user's, between two steps.
 
-`comm` and `data` are about the `steps` steps up to `step`, every 100 steps or 10 seconds, and at the end. Each of
-`calls` is {op, algorithm, link, bytes, count, seconds}: so many calls of so many bytes each, which took so long in all,
-beside computing or not. The link is "shm", "host" (sockets within it), "network" or "gpu". `wait_s` is how long
-training waited for data, `fill_s` how long the `threads` that load were busy, added up over them, and `fill_cpu_s` how
-long they computed meanwhile; `depth` is how many batches they are ahead, and `storage` what is read: "dataset", which
-is the user's own code, or the kind of file system that a pack lies on. `at_s` of `memory` counts from where the step's
-time begins; `labels` name what was done up to that moment, and are "" between two such.
+`comm` and `data` are about the `steps` steps up to `step`, every 100 steps (but every 2 seconds at most) or 10 seconds,
+and at the end. Each of `calls` is {op, algorithm, link, bytes, count, seconds}: so many calls of so many bytes each,
+which took so long in all, beside computing or not. The link is "shm", "host" (sockets within it), "network" or "gpu".
+`wait_s` is how long training waited for data, `fill_s` how long the `threads` that load were busy, added up over them,
+and `fill_cpu_s` how long they computed meanwhile; `depth` is how many batches they are ahead, and `storage` what is
+read: "dataset", which is the user's own code, or the kind of file system that a pack lies on. `at_s` of `memory` counts
+from where the step's time begins; `labels` name what was done up to that moment, and are "" between two such.
 """
 
 import json

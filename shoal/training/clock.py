@@ -40,8 +40,10 @@ class Span(NamedTuple):
 class Taken:
     """A step that was taken off the clock. Called, it returns its seconds by name."""
 
+    __slots__ = ("_calls", "began_s", "marks", "spans")
+
     def __init__(
-        self, marks: list[tuple[str, Moment]], spans: list[Span], calls: Sequence[Noted], *, began_s: float
+        self, marks: list[tuple[str, Moment]], spans: list[Span], calls: Sequence[Noted], began_s: float
     ) -> None:
         self.marks, self.spans, self._calls = marks, spans, calls
         self.began_s = began_s
@@ -83,8 +85,9 @@ class StepClock:
 
     def restart(self) -> None:
         """Forget all there is; the next mark counts from here."""
-        self._marks, self._spans = [("", self.now())], []
-        self._began_s = time.perf_counter()
+        now = self.now()
+        self._marks, self._spans = [("", now)], []
+        self._began_s = now if self._stream is None else time.perf_counter()
         self._noted = None
 
     def mark(self, name: str) -> None:
@@ -114,7 +117,7 @@ class StepClock:
 
     def take(self) -> Taken:
         """Return the step up to here, and begin the next."""
-        taken = Taken(self._marks, self._spans, TRAFFIC.take_step(), began_s=self._began_s)
+        taken = Taken(self._marks, self._spans, TRAFFIC.take_step(), self._began_s)
         self.restart()
         return taken
 

@@ -1,7 +1,7 @@
 """What a worker measures beside the parts of its steps: what travelled, what was loaded, traces of single steps.
 
-Every 100 steps or 10 seconds, and at the end, one event says what the collectives since the last one add up to, and
-one what loading has cost.
+Every 100 steps, but every 2 seconds at most, or 10 seconds, and at the end, one event says what the collectives since
+the last one add up to, and one what loading has cost.
 """
 
 import time
@@ -22,7 +22,7 @@ from shoal.training.memory import PeakMemory
 from shoal.training.tracing import Tracing
 
 EVERY_STEPS = 100
-EVERY_S = 10.0
+LEAST_S, EVERY_S = 2.0, 10.0
 
 
 class Measuring:
@@ -44,6 +44,8 @@ class Measuring:
     ) -> None:
         self._log, self._loading, self._memory, self._sharers = log, loading, memory, sharers
         self.tracing = Tracing(folder, index=index, log=log, clock=clock, memory=memory, loading=loading)
+        self.end = self.tracing.end
+        """Notes that the processor is done with the step."""
         self._step, self._since_s = 0, time.monotonic()
         self._steps = self._samples = self._bytes = 0
         self._wait_s = 0.0
@@ -61,17 +63,14 @@ class Measuring:
         self._bytes += bytes_of(part.batch) if part.samples else 0
         self.tracing.begin(part.step)
 
-    def end(self) -> None:
-        """Note that the processor is done with the step."""
-        self.tracing.end()
-
     def note(self, step: int, timed: Seconds, seconds: dict[str, float]) -> None:
         """Note a step that is done: `timed` told the `seconds` of its parts."""
         if isinstance(timed, Taken):
             self.tracing.note(step, timed, sum(seconds.values()))
         self._step, self._steps = step, self._steps + 1
         self._wait_s += seconds.get("data_s", 0.0)
-        if self._steps >= EVERY_STEPS or time.monotonic() - self._since_s > EVERY_S:
+        since_s = time.monotonic() - self._since_s
+        if since_s > EVERY_S or (since_s > LEAST_S and self._steps >= EVERY_STEPS):
             self.write()
 
     def write(self) -> None:
@@ -116,5 +115,10 @@ def bytes_of(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     if isinstance(batch, dict):
-        return sum(map(bytes_of, batch.values()))
-    return sum(map(bytes_of, batch)) if isinstance(batch, (list, tuple)) else 0
+        batch = batch.values()
+    elif not isinstance(batch, (list, tuple)):
+        return 0
+    total = 0
+    for each in batch:
+        total += each.nbytes if type(each) is torch.Tensor else bytes_of(each)  # no call for most
+    return total

@@ -62,9 +62,11 @@ class LiveShares:
 
     def note(self, part: Part, seconds: dict[str, float]) -> None:
         """Learn what a step took that is done."""
+        if not self._is_live:
+            return
         self._first_step = self._first_step or part.step
         is_warm = part.step >= self._first_step + _WARM_STEPS
-        if self._is_live and is_warm and part.batch_samples == self._batch_size:
+        if is_warm and part.batch_samples == self._batch_size:
             grows_s = sum(seconds.get(name, 0.0) for name in ("data_s", "forward_s", "backward_s"))
             self._noted.append((len(part.samples), grows_s, seconds.get("optimizer_s", 0.0), sum(seconds.values())))
 

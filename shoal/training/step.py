@@ -165,7 +165,7 @@ class Stepper:
         return totals
 
     def _finish_gradients(self) -> None:
-        with self._clock.waiting() if self._plan.workers > 1 else nullcontext():
+        with nullcontext() if self._plan.mesh.keeps_whole else self._clock.waiting():
             self._state.layout.finish_gradients()
 
     def _update(self, totals: torch.Tensor) -> None:
