@@ -137,8 +137,7 @@ class _Wait(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            clock = self._clock
-            clock._spans.append(Span("comm_s", self._begin, clock.now()))
+            self._clock.span("comm_s", self._begin, self._clock.now())
 
 
 def _added_up(marks: list[tuple[str, Moment]], spans: list[Span]) -> dict[str, float]:
