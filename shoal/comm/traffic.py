@@ -55,7 +55,7 @@ Noted: TypeAlias = tuple[_Kind, Moment, Moment]
 
 
 def named(calls: Iterable[Noted]) -> list[Spent]:
-    """Return calls with names for what they hold."""
+    """Return the calls that were timed, with names for what they hold."""
     return [Spent(Kind(*kind), begin, end) for kind, begin, end in calls if begin is not None]
 
 

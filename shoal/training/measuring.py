@@ -44,8 +44,6 @@ class Measuring:
     ) -> None:
         self._log, self._loading, self._memory, self._sharers = log, loading, memory, sharers
         self.tracing = Tracing(folder, index=index, log=log, clock=clock, memory=memory, loading=loading)
-        self.end = self.tracing.end
-        """Notes that the processor is done with the step."""
         self._step, self._since_s = 0, time.monotonic()
         self._steps = self._samples = self._bytes = 0
         self._wait_s = 0.0
@@ -62,6 +60,10 @@ class Measuring:
         self._samples += len(part.samples)
         self._bytes += bytes_of(part.batch) if part.samples else 0
         self.tracing.begin(part.step)
+
+    def end(self) -> None:
+        """Note that the processor is done with the step."""
+        self.tracing.end()
 
     def note(self, step: int, timed: Seconds, seconds: dict[str, float]) -> None:
         """Note a step that is done: `timed` told the `seconds` of its parts."""
@@ -115,10 +117,5 @@ def bytes_of(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     if isinstance(batch, dict):
-        batch = batch.values()
-    elif not isinstance(batch, (list, tuple)):
-        return 0
-    total = 0
-    for each in batch:
-        total += each.nbytes if type(each) is torch.Tensor else bytes_of(each)  # no call for most
-    return total
+        return sum(map(bytes_of, batch.values()))
+    return sum(map(bytes_of, batch)) if isinstance(batch, (list, tuple)) else 0

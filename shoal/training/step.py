@@ -165,6 +165,7 @@ class Stepper:
         return totals
 
     def _finish_gradients(self) -> None:
+        # Who holds the whole model has its sums by now, and waits for nobody.
         with nullcontext() if self._plan.mesh.keeps_whole else self._clock.waiting():
             self._state.layout.finish_gradients()
 
